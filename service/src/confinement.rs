@@ -11,6 +11,7 @@
 mod calls;
 mod root;
 
+use crate::outside::Outside;
 use crate::{bare_threads, outside, stack};
 use anyhow::Context;
 use rustix::io::Errno;
@@ -44,7 +45,7 @@ pub fn kept() -> CapabilitySet {
 }
 
 /// Confines the calling process, which has one thread, for good. From here on there is next to nothing at any path; what is at
-/// `sockets` is one of the exceptions. One thread stays where the host's files are, for `outside`, and one has no descriptors, for
+/// `sockets` is one of the exceptions. Two threads stay where the host's files are, for `outside`, and one has no descriptors, for
 /// `bare_threads`.
 ///
 /// # Errors
@@ -52,7 +53,9 @@ pub fn kept() -> CapabilitySet {
 pub fn enter(sockets: Option<&Path>) -> anyhow::Result<()> {
     give_up_rights()?;
     stack::keep_own_descriptors().map_err(anyhow::Error::msg)?;
-    outside::stay(|| refuse_calls(Paths::OfHost)).context("leaving a thread where the host's files are")?;
+    let stay = |place, paths| outside::stay(place, move || refuse_calls(paths));
+    stay(Outside::Host, Paths::OfHost).context("leaving a thread where the host's files are")?;
+    stay(Outside::Network, Paths::OfNetwork).context("leaving a thread that may use the network")?;
     root::leave(sockets).context("leaving the host's files behind")?;
     bare_threads::leave_one(|| refuse_calls(Paths::Own)).context("leaving a thread without descriptors")?;
     refuse_calls(Paths::Own)
@@ -85,6 +88,8 @@ pub(crate) fn enter_as_guard() -> anyhow::Result<()> {
 enum Paths {
     /// the host's: it may mount
     OfHost,
+    /// the host's: it may connect by network, and load libraries
+    OfNetwork,
     /// one in which there is nothing to do but to look
     Own,
 }
@@ -131,8 +136,7 @@ fn refuse_calls(paths: Paths) -> anyhow::Result<()> {
     let architecture = std::env::consts::ARCH.try_into()?;
     let fatal = SeccompFilter::new(calls::fatal(), SeccompAction::Allow, SeccompAction::KillProcess, architecture)?;
     let unknown = SeccompAction::Errno(Errno::NOSYS.raw_os_error().unsigned_abs());
-    let allowed =
-        SeccompFilter::new(calls::allowed(paths == Paths::OfHost)?, unknown, SeccompAction::Allow, architecture)?;
+    let allowed = SeccompFilter::new(calls::allowed(paths)?, unknown, SeccompAction::Allow, architecture)?;
     for filter in [fatal, allowed] {
         let program: seccompiler::BpfProgram = filter.try_into()?;
         apply_filter(&program).context("refusing system calls (is CONFIG_SECCOMP_FILTER in the kernel?)")?;
@@ -158,8 +162,13 @@ mod tests {
     #[test]
     fn the_lists_make_programs_the_kernel_takes() {
         let fatal = calls::fatal();
-        let allowed = calls::allowed(true).expect("valid rules");
-        assert!(fatal.keys().all(|call| !allowed.contains_key(call)), "a call is in one list");
-        assert!(!calls::allowed(false).expect("valid rules").contains_key(&libc::SYS_mount));
+        let all =
+            [Paths::OfHost, Paths::OfNetwork, Paths::Own].map(|paths| calls::allowed(paths).expect("valid rules"));
+        assert!(
+            all.iter().all(|allowed| fatal.keys().all(|call| !allowed.contains_key(call))),
+            "a call is in one list"
+        );
+        let mounting = all.each_ref().map(|allowed| allowed.contains_key(&libc::SYS_mount));
+        assert_eq!(mounting, [true, false, false]);
     }
 }

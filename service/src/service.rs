@@ -14,13 +14,13 @@ use crate::queue_front::{QueueFront, ServiceThreads};
 use crate::shares::PoolShares;
 use crate::spans::Tracer;
 use crate::stack::crash_state::sweep;
-use crate::stack::{Directory, Source, Stack, StackBuilder};
+use crate::stack::{Source, Stack, StackBuilder, received};
 use crate::sync::lock;
 use crate::underway::{Change, Changes, INSTANCES_MAX};
 use endings::Left;
 use poolfs_libservice::Headroom;
 use poolfs_service_protocol::{
-    Answer, Command, LOWERS_MAX, MountSpec, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
+    Answer, Command, LOWERS_MAX, MountSpec, Place, ServiceConfig, ServiceStatus, StackSpec, is_valid_name,
 };
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -206,7 +206,7 @@ impl Service {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), ServiceError> {
         check_stack(&spec.stack)?;
-        let sources = Directory::received_all(&spec, descriptors)?;
+        let sources = received(&spec, descriptors)?;
         let given_up = || ServiceError::GivenUp(spec.instance.clone());
         let begun = Instant::now();
         self.end_unmounted(&|| is_wanted() && begun.elapsed() < UNMOUNTED_WAIT);
@@ -362,13 +362,13 @@ fn is_related(mount: &MountSpec, other: &MountSpec, is_given_up: bool) -> bool {
     mount.instance == other.instance
         || place.starts_with(of_other)
         || of_other.starts_with(place)
-        || branches.any(|branch| branch.directory.starts_with(of_other))
+        || branches.any(|branch| branch.name.starts_with(of_other))
         || is_given_up && written(&mount.stack) == written(&other.stack)
 }
 
 /// The directory that a stack writes to.
 fn written(stack: &StackSpec) -> Option<PathBuf> {
-    stack.branches().into_iter().next().map(|branch| branch.directory.to_owned())
+    stack.branches().into_iter().next().map(|branch| branch.name.to_owned())
 }
 
 fn refuse_last(change: &Change<'_>) -> Result<(), ServiceError> {
@@ -412,7 +412,7 @@ fn check_directory(what: &'static str, path: &Path) -> Result<(), ServiceError> 
 fn named(stack: &StackSpec) -> Vec<(&'static str, &Path)> {
     let upper = if matches!(stack, StackSpec::Union { .. }) { "upper" } else { "directory" };
     let names = std::iter::once(upper).chain(std::iter::repeat("lower"));
-    names.zip(stack.branches()).map(|(what, branch)| (what, branch.directory)).collect()
+    names.zip(stack.branches()).map(|(what, branch)| (what, branch.name)).collect()
 }
 
 fn check_stack(stack: &StackSpec) -> Result<(), ServiceError> {
@@ -422,7 +422,9 @@ fn check_stack(stack: &StackSpec) -> Result<(), ServiceError> {
         let cause = format!("a union of {} lower branches; give 1 to {LOWERS_MAX}", lowers.len());
         return Err(path_error("upper", upper, cause));
     }
-    named(stack).into_iter().try_for_each(|(what, path)| check_path(what, path))
+    named(stack).into_iter().try_for_each(|(what, name)| match Place::of(name) {
+        Place::Directory(path) | Place::Ceph(path) => check_path(what, path),
+    })
 }
 
 /// Whether the branches can be used together, and none is served by this very service (it would wait for itself).

@@ -39,8 +39,8 @@ use poolfs_service_protocol::{
     BranchStatus, CacheStatus, Coherence, Layer, SketchDamage, StackSpec, Storage, UnionStatus, UpperFormat,
 };
 use poolfs_union::{LAYER_ID_MAX, Lower, Union, UnionConfig};
-use sources::{ClaimKind, ENDING, Unclaimed};
-pub(crate) use sources::{Directory, Source};
+use sources::{Claim, ClaimKind, Directory, ENDING, Unclaimed};
+pub(crate) use sources::{Source, received};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -413,7 +413,7 @@ impl StackBuilder {
             }
         }
         let backend = source.open(role == Role::Lower, &self.descriptors)?;
-        let below = Timed::over(Layer::Local, Arc::clone(&backend) as Arc<dyn Libservice>);
+        let below = Timed::over(source.layer(), Arc::clone(&backend) as Arc<dyn Libservice>);
         let below = Watched::over(below, &life.calls);
         let is_in_memory = source.is_in_memory()?;
         if role == Role::TimedDirectory && is_in_memory {
@@ -429,9 +429,10 @@ impl StackBuilder {
         let bcow = bcow(&below, role, storage.format).map_err(|error| failed(with_causes(&error)))?;
         let stored = bcow.clone().map_or(below, |bcow| bcow as Arc<dyn Libservice>);
         let below = Arc::clone(&stored);
-        let (cache, kept) = match claim.get().filter(|_| role == Role::Upper) {
-            Some(claim) => {
-                let upper = UpperRoot { directory: claim.directory(), path };
+        // What is stored at a cluster may be written by the next host: nothing that this one keeps in memory is a part of it.
+        let (cache, kept) = match claim.get().filter(|_| role == Role::Upper).and_then(Claim::directory) {
+            Some(directory) => {
+                let upper = UpperRoot { directory, path };
                 let (cache, kept) = self.upper_cache(upper, below).map_err(failed)?;
                 (Some(cache), kept)
             }

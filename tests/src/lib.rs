@@ -5,6 +5,7 @@
 //! Every test runs itself again in mount, process and IPC namespaces of its own ([`isolated`]), so that whatever it mounts and starts ends
 //! with it, even when it fails or hangs. Begin with [`isolated`] and [`Pool`].
 
+mod cluster;
 mod command;
 pub mod differential;
 mod foreign;
@@ -16,6 +17,7 @@ pub mod power;
 mod steps;
 mod tree;
 
+pub use cluster::Cluster;
 pub use command::{Outcome, run, run_within, shell};
 pub use foreign::{Foreign, is_mounted};
 pub use guest::{group_file, group_of, in_guest};

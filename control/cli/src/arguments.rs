@@ -1,5 +1,6 @@
 //! The command-line grammar: every command with its options, and the help texts.
 
+use crate::ceph::CephArguments;
 use crate::text::{parse_duration, parse_size, parse_upper_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use poolfs_service_protocol::{Coherence, IdRange, Timeout, Transport, UpperFormat};
@@ -244,8 +245,11 @@ pub enum ImageCommand {
 
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
-#[command(override_usage = "poolfs mount POOL MOUNTPOINT --dir DIR\n       \
-                            poolfs mount POOL MOUNTPOINT --upper DIR --lower DIR[:DIR...]")]
+#[command(
+    override_usage = "poolfs mount POOL MOUNTPOINT --dir DIR\n       \
+                            poolfs mount POOL MOUNTPOINT --upper DIR --lower DIR[:DIR...]",
+    after_help = "DIR is a directory of this host, or as ceph:/PATH one of a CephFS; of this host it is ./ceph:/PATH."
+)]
 pub struct MountArguments {
     /// The pool
     pub pool: String,
@@ -291,6 +295,9 @@ pub struct MountArguments {
     /// Fail a request that takes longer, as when a branch does not answer, with EIO: 100ms to 3600s, as 30s [default: it waits]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Timeout>,
+    /// How a cluster is reached
+    #[command(flatten)]
+    pub ceph: CephArguments,
 }
 
 impl MountArguments {
@@ -348,6 +355,9 @@ pub struct ExecArguments {
     /// Fail a request to what `--mount` mounts that takes longer with EIO: 100ms to 3600s, as 30s [default: it waits]
     #[arg(long, value_name = "TIME", requires = "mounts")]
     pub timeout: Option<Timeout>,
+    /// How the cluster is reached of branches that `--mount` names
+    #[command(flatten)]
+    pub ceph: CephArguments,
     /// The command
     #[arg(last = true, required = true)]
     pub command: Vec<String>,

@@ -105,7 +105,7 @@ fn conflict<'a>(
 pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> Result<()> {
     let paths: Vec<&Path> = uses(stack).into_iter().map(|(_, path)| path).collect();
     for (at, (path, one)) in paths.iter().zip(found).enumerate() {
-        let by = own.instances.iter().find(|instance| Some(&instance.spec.instance) == one.served_by.as_ref());
+        let by = own.instances.iter().find(|instance| Some(&instance.spec.instance) == one.served_by());
         if let Some(by) = by {
             let cause = "it is served by this pool itself";
             let remedy = match by.spec.stack {
@@ -116,7 +116,7 @@ pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> 
             return Err(Failure::usage(path.display().to_string(), cause, remedy));
         }
         for (other, noted) in paths.iter().zip(found).skip(at + 1) {
-            if one.relation(&noted.whereabouts).is_some() {
+            if one.relation(&noted.whereabouts()).is_some() {
                 let cause = format!("it overlaps the branch {}", other.display());
                 let remedy = "use directories apart from each other";
                 return Err(Failure::usage(path.display().to_string(), cause, remedy));
@@ -130,7 +130,7 @@ pub fn refuse_overlaps(own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> 
 /// What is shared, or only read, is served all the same.
 pub fn refuse_served(context: &Context, own: &PoolRecord, stack: &StackSpec, found: &[Found]) -> Result<()> {
     for ((wanted, path), one) in uses(stack).into_iter().zip(found) {
-        let Some(instance) = one.served_by.as_ref().filter(|_| matches!(wanted, Use::Alone | Use::Upper)) else {
+        let Some(instance) = one.served_by().filter(|_| matches!(wanted, Use::Alone | Use::Upper)) else {
             continue;
         };
         let by = match place_of(context, instance)? {
@@ -204,8 +204,8 @@ pub fn refuse_conflicts(
 /// Refuse to check what is served, and an upper branch that lies in what is written now, or contains it. What is mounted and no
 /// pool knows of, the check finds by a lock.
 pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
-    let (found, _) = places::find(context, vec![Branch { directory: upper, read_only: true }])?;
-    if let Some(instance) = found.first().and_then(|found| found.served_by.as_ref()) {
+    let (found, _) = places::find(context, vec![Branch { name: upper, read_only: true }], None)?;
+    if let Some(instance) = found.first().and_then(Found::served_by) {
         return Err(served_check(context, upper, instance)?);
     }
     let pools: Vec<PoolRecord> = context.pools()?.peek_all()?;
@@ -269,7 +269,8 @@ fn is_in_use(context: &Context, pool: &PoolRecord, instance: &InstanceRecord) ->
 
 /// After a mount: note the limit of its upper branch there, and say so if it had one that is not kept.
 pub fn note_limit(stack: &StackSpec, found: &[Found]) {
-    let (StackSpec::Union { upper, storage, .. }, Some(found)) = (stack, found.first()) else { return };
+    let found = found.first().and_then(Found::on_host);
+    let (StackSpec::Union { upper, storage, .. }, Some(found)) = (stack, found) else { return };
     let place = found.place().path_of_descriptor();
     let before = noted_limit(&place);
     // Where there are no attributes, nothing can be told later.
@@ -318,9 +319,9 @@ mod tests {
         };
         let union = |upper: &str, lower: &str| StackSpec::union(root.join(upper), vec![root.join(lower)]);
         let exclude = |wanted: &StackSpec, used: &StackSpec, is_own_pool, is_noted: bool| {
-            let find = |stack: &StackSpec| places::find(&context, stack.branches()).expect("there").0;
+            let find = |stack: &StackSpec| places::find(&context, stack.branches(), None).expect("there").0;
             let (found, others) = (find(wanted), find(used));
-            let places = others.into_iter().map(|found| found.whereabouts).filter(|_| is_noted).collect();
+            let places = others.into_iter().map(|found| found.whereabouts()).filter(|_| is_noted).collect();
             let spec = MountSpec::new("x-1", "/mnt", used.clone());
             let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places, device: None };
             conflict((wanted, &found), &used, is_own_pool).is_some()

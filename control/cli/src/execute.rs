@@ -1,10 +1,11 @@
 //! The command `exec`: runs a program in a pool, with the library preloaded unless `--fuse` is given.
 
 use crate::arguments::{EnterArguments, ExecArguments};
+use crate::ceph::has_ceph;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
 use crate::inherited::Descriptors;
-use crate::mount::{Wanted, mount_instance, split_lowers};
+use crate::mount::{Wanted, file_to_read, mount_instance, split_lowers};
 use crate::outlived::{self, group_name};
 use crate::pool::{self, NewPool};
 use crate::record::{PoolRecord, ProcessRecord};
@@ -76,8 +77,11 @@ fn mount_all(
     own: &ProcessRecord,
     mounted: &mut Vec<String>,
 ) -> Result<()> {
+    let stacks: Vec<&StackSpec> = mounts.iter().map(|(_, stack)| stack).collect();
+    let ceph = arguments.ceph.access(&stacks, |path| file_to_read(context, path))?;
     for (mount_point, stack) in mounts {
         let wanted = Wanted {
+            ceph: ceph.clone().filter(|_| has_ceph(&stack)),
             owner: Some(own.clone()),
             transport: arguments.fuse_transport.chosen(),
             wait_for_writes: arguments.wait_for_writes,

@@ -9,6 +9,7 @@
 
 mod arguments;
 mod branches;
+mod ceph;
 mod container;
 mod context;
 mod demo;

@@ -6,7 +6,7 @@
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::places::Found;
+use crate::places::{Found, FoundOnHost};
 use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, memory_bytes_min};
 use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
@@ -24,8 +24,13 @@ const HUGE_PAGES: [&str; 2] = ["huge=always", "huge=within_size"];
 /// What limits are multiples of.
 const UNIT: u64 = 1 << 20;
 
-/// The directory of a stack that is written to: opened, and as its service is given it.
-pub type Written<'a> = Option<(&'a Found, &'a PrivateMount)>;
+/// The directory of a stack that is written to, if it is one of the host: opened, and as its service is given it.
+pub type Written<'a> = Option<(&'a FoundOnHost, &'a PrivateMount)>;
+
+/// [`Written`] of what was found of a stack.
+pub fn written<'a>(found: &'a [Found], mounts: &'a [PrivateMount]) -> Written<'a> {
+    found.first().and_then(Found::on_host).zip(mounts.first())
+}
 
 /// The stack with the limit that it needs where what it writes is in memory, which is said.
 pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Result<StackSpec> {
@@ -85,7 +90,7 @@ struct Room {
 }
 
 impl Room {
-    fn of(pool: &PoolRecord, found: &Found) -> Room {
+    fn of(pool: &PoolRecord, found: &FoundOnHost) -> Room {
         let is_own = |record: &&MemoryRecord| record.directory == found.id();
         let own = pool.in_memory.iter().find(is_own).map(|record| record.bytes);
         let others = pool.in_memory_bytes() - own.unwrap_or(0);

@@ -12,7 +12,8 @@ use crate::{branches, memory, pool, service, signals, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    CONTAINER_SOCKETS, Command, IdMap, LOWERS_MAX, MountSpec, StackSpec, Storage, Timeout, Transport, UnmountMode,
+    CONTAINER_SOCKETS, CephAccess, Command, IdMap, LOWERS_MAX, MountSpec, Place, StackSpec, Storage, Timeout,
+    Transport, UnmountMode, ceph_name,
 };
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -47,14 +48,16 @@ pub struct Wanted {
     pub wait_for_writes: bool,
     /// How long a request may take before it fails.
     pub timeout: Option<Timeout>,
+    /// How the cluster is reached that has its Ceph branches.
+    pub ceph: Option<CephAccess>,
 }
 
 impl Wanted {
     /// A mount for everybody, as a user wants it who says nothing else.
     pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
-        let (owner, container, ids, transport, timeout) = (None, None, None, None, None);
+        let (owner, container, ids, transport, timeout, ceph) = (None, None, None, None, None, None);
         let (suid, devices, wait_for_writes) = (false, false, false);
-        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes, timeout }
+        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes, timeout, ceph }
     }
 }
 
@@ -82,9 +85,22 @@ pub fn mount(context: &Context, arguments: MountArguments) -> Result<()> {
         transport: arguments.fuse_transport.chosen(),
         wait_for_writes: arguments.wait_for_writes,
         timeout: arguments.timeout,
+        ceph: arguments.ceph.access(&[&stack], |path| file_to_read(context, path))?,
         ..Wanted::new(arguments.mount_point, stack)
     };
     mount_instance(context, &arguments.pool, wanted).map(|_| ())
+}
+
+/// A file that the service is to read.
+pub fn file_to_read(context: &Context, path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).map_err(|error| Failure::file(path, error))?;
+    let looked_at = path.clone();
+    let is_file = waiting::within(context, &path, move || std::fs::metadata(looked_at).map(|found| found.is_file()))?;
+    match is_file {
+        Ok(true) => Ok(path),
+        Ok(false) => Err(Failure::file(&path, "it is no file").with_remedy("name a file")),
+        Err(error) => Err(Failure::file(&path, error).with_remedy("check the path")),
+    }
 }
 
 /// Symbolic links that are followed for one path, as by the kernel.
@@ -119,12 +135,14 @@ fn resolved(path: PathBuf) -> PathBuf {
     path
 }
 
-/// `DIR[:DIR...]`, topmost first. As for overlayfs, a backslash takes from the next character what it means here: `\:` is a colon in a name.
+/// `DIR[:DIR...]`, topmost first. As for overlayfs, a backslash takes from the next character what it means here: `\:` is a colon in a name. So is the one
+/// of `ceph:/PATH`, a directory at a cluster.
 pub fn split_lowers(text: &str) -> Vec<PathBuf> {
     let (mut parts, mut part) = (Vec::new(), String::new());
     let mut characters = text.chars();
     while let Some(character) = characters.next() {
         match character {
+            ':' if part == "ceph" && characters.as_str().starts_with('/') => part.push(':'),
             ':' => parts.push(std::mem::take(&mut part)),
             '\\' => part.extend(characters.next()),
             _ => part.push(character),
@@ -168,7 +186,7 @@ fn tell_to_mount(context: &Context, pool: &str, begun: &Begun) -> Result<()> {
     // Nobody takes a directory of sockets away in which one is being made.
     let _run_directory = context.make_run_directory()?;
     // The service has no way to the host's files: what it is to serve goes with the command.
-    let lineages = begun.found.iter().map(|found| found.whereabouts.lineage.clone()).collect();
+    let lineages = begun.found.iter().filter_map(|found| Some(found.on_host()?.lineage().to_vec())).collect();
     let spec = MountSpec { lineages, ..begun.spec.clone() };
     service::tell_with(context, pool, &Command::Mount(spec), &begun.mounts)
 }
@@ -238,7 +256,7 @@ impl Begun {
         let name = pool.record.name.clone();
         if self.record(&mut pool.record).is_some() {
             let unmounted = unmount_instance(context, pool, &self.spec.instance, UnmountMode::Forced);
-            let directory = self.found.first().map(Found::id);
+            let directory = self.found.first().and_then(|found| found.whereabouts().id());
             return unmounted.and(memory::give_back(context, pool, directory, &self.set_aside));
         }
         // One of this name that another service has is somebody else's.
@@ -272,10 +290,11 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     refuse_limited_ring(wanted.transport, wanted.timeout)?;
     let stack = checked_stack(context, wanted.stack)?;
     // From here on it is these directories, whatever comes to their paths.
-    let (found, mounts) = places::find(context, stack.branches())?;
+    let ceph = wanted.ceph.map(|access| held(context, &mut pool.record, access)).transpose()?;
+    let (found, mounts) = places::find(context, stack.branches(), ceph.as_ref())?;
     branches::refuse_overlaps(&pool.record, &stack, &found)?;
     branches::refuse_served(context, &pool.record, &stack, &found)?;
-    let stack = memory::limited(&pool.record, stack, found.first().zip(mounts.first()))?;
+    let stack = memory::limited(&pool.record, stack, memory::written(&found, &mounts))?;
     detach_dead(context, &wanted.mount_point)?;
     let mount_point = mount_point(context, &wanted.mount_point)?;
     service::ensure(context, pool)?;
@@ -292,12 +311,13 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         timeout: wanted.timeout,
         has_quotas: found
             .first()
-            .and_then(|found| found.mount.as_ref())
+            .and_then(|found| found.on_host()?.mount.as_ref())
             .is_some_and(|mount| mount.has_quotas(&*context.host)),
         lineages: Vec::new(),
+        ceph: ceph.map(Box::new),
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
-    let places = found.iter().map(|found| found.whereabouts.clone()).collect();
+    let places = found.iter().map(Found::whereabouts).collect();
     let Wanted { owner, container, .. } = wanted;
     let mounter = ProcessRecord::of(&*context.host, std::process::id());
     let record =
@@ -308,7 +328,7 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
         .note()
         .map_err(|failure| failure.of(spec.mount_point.display().to_string()))
         .and_then(|()| branches::refuse_conflicts(context, &pool.record, &spec.instance, &spec.stack, &found))
-        .and_then(|()| memory::set_aside(context, pool, &spec.stack, found.first().zip(mounts.first())));
+        .and_then(|()| memory::set_aside(context, pool, &spec.stack, memory::written(&found, &mounts)));
     match begun {
         Ok(()) => Ok(Begun { spec, found, mounts, mounter, service, set_aside }),
         Err(failure) => {
@@ -317,6 +337,16 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
             Err(failure)
         }
     }
+}
+
+/// With the name that the cluster knows the pool by, which it has from its first such mount on. It is recorded with that.
+fn held(context: &Context, pool: &mut PoolRecord, access: CephAccess) -> Result<CephAccess> {
+    let holder = match &pool.ceph_holder {
+        Some(holder) => holder.clone(),
+        None => context.host.read_text(Path::new("/proc/sys/kernel/random/uuid"))?.trim().to_owned(),
+    };
+    pool.ceph_holder = Some(holder.clone());
+    Ok(CephAccess { holder: Some(holder), ..access })
 }
 
 /// Whether an instance is in the pool's record, mounted or about to be.
@@ -378,10 +408,10 @@ fn confirm_visible(context: &Context, spec: &MountSpec) -> Result<String> {
 fn checked_stack(context: &Context, stack: StackSpec) -> Result<StackSpec> {
     match stack {
         StackSpec::Directory { directory: path, coherence, size_bytes } => {
-            Ok(StackSpec::Directory { directory: directory(context, &path)?, coherence, size_bytes })
+            Ok(StackSpec::Directory { directory: branch(context, &path)?, coherence, size_bytes })
         }
         StackSpec::Union { upper, lowers, storage, immutable_lowers } => {
-            let upper = directory(context, &upper)?;
+            let upper = branch(context, &upper)?;
             let lowers = lowers.iter().map(|lower| lower_branch(context, lower)).collect::<Result<Vec<_>>>()?;
             if lowers.is_empty() || lowers.len() > LOWERS_MAX {
                 let cause = format!("{} lower branches", lowers.len());
@@ -414,10 +444,24 @@ fn mount_point(context: &Context, path: &Path) -> Result<PathBuf> {
 
 /// A lower branch. One that is not there may be a part of a list in which a colon is part of a name.
 fn lower_branch(context: &Context, path: &Path) -> Result<PathBuf> {
-    directory(context, path).map_err(|failure| {
+    branch(context, path).map_err(|failure| {
         let remedy = failure.remedy().unwrap_or("check the path").to_owned();
         failure.with_remedy(remedy + r"; a colon in a name is written `\:`")
     })
+}
+
+/// What a branch is called: the path of a directory that is there, or a name at a cluster.
+fn branch(context: &Context, name: &Path) -> Result<PathBuf> {
+    let path = match Place::of(name) {
+        Place::Directory(path) => return directory(context, path),
+        Place::Ceph(path) => path,
+    };
+    let refused = |cause, remedy| Failure::usage(name.display().to_string(), cause, remedy);
+    let name = ceph_name(path).ok_or_else(|| refused("its path goes up (\"..\")", "write the path without"))?;
+    if name.to_str().is_none() {
+        return Err(refused("its path is no UTF-8", "rename what is not"));
+    }
+    Ok(name)
 }
 
 fn directory(context: &Context, path: &Path) -> Result<PathBuf> {
@@ -503,6 +547,10 @@ mod tests {
     fn lists_of_branches_are_split() {
         assert_eq!(split_lowers("/a:/b"), [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(split_lowers("::").is_empty());
+        assert_eq!(
+            split_lowers(r"/a:ceph:/b:ceph:/c/d:/xceph:/e:ceph:f"),
+            ["/a", "ceph:/b", "ceph:/c/d", "/xceph", "/e", "ceph", "f"].map(PathBuf::from)
+        );
         assert_eq!(split_lowers(r"/a\:b:/c\\d\e"), [PathBuf::from("/a:b"), PathBuf::from(r"/c\de")]);
     }
 

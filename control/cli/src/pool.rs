@@ -11,7 +11,7 @@ use crate::text::{complain, count, least_size, pasted, plain, print, print_json,
 use crate::unmount::has_suspects;
 use poolfs_host::{CpuSet, Host, mount_table};
 use poolfs_service_protocol::{CACHE_BYTES_MIN, Command, MountSpec, StackSpec, UnmountMode, is_valid_name};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longest name: instances add a number to it and must stay valid.
 const NAME_BYTES_MAX: usize = 48;
@@ -87,6 +87,7 @@ pub fn create(context: &Context, new: NewPool) -> Result<()> {
         next_instance: 1,
         instances: Vec::new(),
         in_memory: Vec::new(),
+        ceph_holder: None,
     };
     context.pools()?.create(&record.name, &record, |_| Ok(()))
 }
@@ -186,6 +187,16 @@ fn settings(spec: &MountSpec) -> String {
             parts.extend(lowers.iter().map(|lower| format!("{immutable}lower branch {}", shown(lower))));
         }
     }
+    let ceph = spec.ceph.iter().flat_map(|ceph| {
+        let file = |path: &Option<PathBuf>| path.as_deref().map(shown);
+        [
+            ("configuration", file(&ceph.configuration)),
+            ("user", ceph.user.as_deref().map(plain)),
+            ("keyring", file(&ceph.keyring)),
+            ("filesystem", ceph.filesystem.as_deref().map(plain)),
+        ]
+    });
+    parts.extend(ceph.filter_map(|(name, value)| Some(format!("Ceph {name} {}", value?))));
     parts.extend(spec.timeout.map(|timeout| format!("timeout {timeout}")));
     let switches =
         [(spec.wait_for_writes, "waits for writes"), (spec.suid, "set-id bits"), (spec.devices, "device files")];

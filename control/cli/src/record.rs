@@ -102,6 +102,9 @@ pub struct PoolRecord {
     /// Directories in memory (tmpfs) to which its service has written since it has its control group: they count there until that goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_memory: Vec<MemoryRecord>,
+    /// What Ceph clusters know it by, once it has mounted something of one: no other pool has this name, on any host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceph_holder: Option<String>,
 }
 
 /// A directory in memory, and how much of the pool's memory it may take.
@@ -129,6 +132,7 @@ impl PoolRecord {
             next_instance: 1,
             instances: Vec::new(),
             in_memory: Vec::new(),
+            ceph_holder: None,
         }
     }
 

@@ -2,10 +2,11 @@
 
 use crate::error::MountError;
 use crate::functions::{
-    Callbacks, Functions, RawDirectory, RawFile, RawInode, RawMount, RawUser, STATX_WANTED, Statx, functions,
+    Callbacks, Functions, RECLAIM_RESET, RawDirectory, RawFile, RawInode, RawMount, RawUser, STATX_WANTED, Statx,
+    functions,
 };
 use crate::source::Source;
-use libc::{c_char, c_int, c_void, mode_t};
+use libc::{c_char, c_int, c_short, c_void, mode_t};
 use poolfs_types::{Caller, Errno};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -34,10 +35,15 @@ const SETTINGS: &[(&str, &str)] = &[
     // rename over one of several links of a file, libcephfs 16.2 lists the directory of another link without that for good, and finds it no more.
     ("client_cache_size", "0"),
     ("client_mount_timeout", "30"),
+    // Nobody commands the process by a socket of the library.
+    ("admin_socket", ""),
     // It would write where the process does.
     ("log_to_stderr", "false"),
     ("err_to_stderr", "false"),
 ];
+
+/// Linux's number; nothing else here knows it.
+const ENOTRECOVERABLE: Errno = Errno::from_raw(libc::ENOTRECOVERABLE);
 
 thread_local! {
     /// What the running call takes from the mode of what it makes.
@@ -189,7 +195,21 @@ impl Client {
         let mut client = Self { functions, mount, is_mounted: false, root };
         client.configure(source)?;
         let named = source.filesystem.as_ref().map(|name| text("the filesystem", name.as_bytes())).transpose()?;
+        let holder = source.holder.as_ref().map(|holder| text("the holder", holder.as_bytes())).transpose()?;
         let raw = mount.as_ptr();
+        let reclaim = |holder: &CString| {
+            // SAFETY: the mount is initialized and not mounted; the name is a text that outlives the calls.
+            unsafe {
+                let reclaimed = check((functions.ceph_start_reclaim)(raw, holder.as_ptr(), RECLAIM_RESET));
+                (functions.ceph_finish_reclaim)(raw);
+                (functions.ceph_set_uuid)(raw, holder.as_ptr());
+                match reclaimed {
+                    // There is no such session, or there is nothing left of it.
+                    Err(Errno::ENOENT | ENOTRECOVERABLE) => Ok(0),
+                    other => other,
+                }
+            }
+        };
         let mut callbacks = Callbacks {
             handle: null_mut(),
             inode: None,
@@ -204,6 +224,7 @@ impl Client {
         let mounted = unsafe {
             check((functions.ceph_init)(raw))
                 .and_then(|_| named.map_or(Ok(0), |name| check((functions.ceph_select_filesystem)(raw, name.as_ptr()))))
+                .and_then(|_| holder.as_ref().map_or(Ok(0), reclaim))
                 .and_then(|_| check((functions.ceph_mount)(raw, path.as_ptr())))
                 .inspect(|_| (functions.ceph_ll_register_callbacks)(raw, &raw mut callbacks))
         };
@@ -476,6 +497,20 @@ impl Inode {
 }
 
 impl OpenFile {
+    /// Locks all of it against other clients, and other openings: as POSIX locks do that nobody waits for. The lock goes when it is closed.
+    pub fn lock(&self, alone: bool) -> Answer<()> {
+        let client = &self.client;
+        let kind = if alone { libc::F_WRLCK } else { libc::F_RDLCK };
+        // SAFETY: all of it zero is a value of each of its fields: the whole file, from its beginning.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = c_short::try_from(kind).map_err(|_| Errno::EINVAL)?;
+        // No two that are open have the same address, so each is an owner of its own.
+        let owner = self.raw.as_ptr() as u64;
+        // SAFETY: the file is open, and the lock is read within the call.
+        let set = unsafe { (client.functions.ceph_ll_setlk)(client.raw(), self.raw.as_ptr(), &raw mut lock, owner, 0) };
+        check(set).map(drop)
+    }
+
     pub fn read(&self, offset: i64, buffer: &mut [u8]) -> Answer<usize> {
         let client = &self.client;
         let read = client.functions.ceph_ll_read;

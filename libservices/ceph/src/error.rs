@@ -58,7 +58,9 @@ fn place(file: Option<&PathBuf>) -> String {
 
 fn remedy(errno: Errno) -> &'static str {
     match errno {
-        Errno::ENOENT => "there is no such directory, filesystem or key; make it, or name another",
+        Errno::ENOENT => {
+            "there is no such directory or filesystem, or no key of that user; make it, or name another with --ceph-fs or --ceph-keyring"
+        }
         Errno::EACCES | Errno::EPERM => {
             "the user may not; give it the right (ceph fs authorize), or name its key with --ceph-keyring"
         }

@@ -1,7 +1,7 @@
 //! The functions of libcephfs's low-level interface and their types, as `libcephfs.h` and `ceph_ll_client.h` of Ceph 16.2 declare them.
 
 use crate::error::MountError;
-use libc::{c_char, c_int, c_uint, c_void, dev_t, dirent, gid_t, mode_t, size_t, statvfs, timespec, uid_t};
+use libc::{c_char, c_int, c_uint, c_void, dev_t, dirent, flock, gid_t, mode_t, size_t, statvfs, timespec, uid_t};
 use std::sync::OnceLock;
 
 /// Its version has been 2 since 2016.
@@ -64,6 +64,9 @@ pub(crate) struct Callbacks {
 /// Of [`Statx`]: all that is asked for (`CEPH_STATX_BASIC_STATS` and `CEPH_STATX_VERSION`).
 pub(crate) const STATX_WANTED: c_uint = 0x17ff;
 
+/// What becomes of the session that is reclaimed: it ends, and its client may do nothing any more (`CEPH_RECLAIM_RESET`).
+pub(crate) const RECLAIM_RESET: c_uint = 1;
+
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         /// What is called.
@@ -94,6 +97,9 @@ functions! {
     ceph_select_filesystem(*mut RawMount, *const c_char) -> c_int;
     ceph_mount(*mut RawMount, *const c_char) -> c_int;
     ceph_unmount(*mut RawMount) -> c_int;
+    ceph_start_reclaim(*mut RawMount, *const c_char, c_uint) -> c_int;
+    ceph_finish_reclaim(*mut RawMount);
+    ceph_set_uuid(*mut RawMount, *const c_char);
     ceph_sync_fs(*mut RawMount) -> c_int;
     ceph_userperm_new(uid_t, gid_t, c_int, *mut gid_t) -> *mut RawUser;
     ceph_userperm_destroy(*mut RawUser);
@@ -109,6 +115,7 @@ functions! {
     ceph_ll_fsync(*mut RawMount, *mut RawFile, c_int) -> c_int;
     ceph_ll_sync_inode(*mut RawMount, *mut RawInode, c_int) -> c_int;
     ceph_ll_fallocate(*mut RawMount, *mut RawFile, c_int, i64, i64) -> c_int;
+    ceph_ll_setlk(*mut RawMount, *mut RawFile, *mut flock, u64, c_int) -> c_int;
     ceph_ll_close(*mut RawMount, *mut RawFile) -> c_int;
     ceph_ll_create(*mut RawMount, *mut RawInode, *const c_char, mode_t, c_int, *mut *mut RawInode, *mut *mut RawFile, *mut Statx, c_uint, c_uint, *const RawUser) -> c_int;
     ceph_ll_mknod(*mut RawMount, *mut RawInode, *const c_char, mode_t, dev_t, *mut *mut RawInode, *mut Statx, c_uint, c_uint, *const RawUser) -> c_int;

@@ -13,6 +13,7 @@ use poolfs_types::{
     RenameFlags, SeekTo, SetAttributes, XattrFlags,
 };
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
 /// A directory tree of a CephFS as a layer.
@@ -24,6 +25,8 @@ pub struct Ceph {
     pub(crate) names: RwLock<()>,
     client: Arc<Client>,
     read_only: bool,
+    /// From here on nothing is made durable.
+    is_discarded: AtomicBool,
 }
 
 impl Ceph {
@@ -41,8 +44,13 @@ impl Ceph {
         let root = client.root().map_err(refused)?;
         let found = root.attributes().map_err(refused)?;
         let nodes = Nodes::new(root, &found).map_err(|error| refused(error.errno()))?;
-        let (handles, names) = (Handles::default(), RwLock::default());
-        Ok(Arc::new(Self { handles, nodes, names, client, read_only: source.read_only }))
+        let (handles, names, is_discarded) = Default::default();
+        Ok(Arc::new(Self { handles, nodes, names, client, read_only: source.read_only, is_discarded }))
+    }
+
+    /// Nobody is going to look at the tree again: from here on nothing is made durable.
+    pub fn discard(&self) {
+        self.is_discarded.store(true, Ordering::Release);
     }
 
     /// Refuses a change of what cannot be changed.
@@ -177,6 +185,9 @@ impl Libservice for Ceph {
     }
 
     fn fsync(&self, _caller: &Caller, handle: HandleId, durability: Durability) -> Result<()> {
+        if self.is_discarded.load(Ordering::Acquire) {
+            return self.handles.get(handle).map(drop);
+        }
         self.make_durable(handle, durability)
     }
 
@@ -230,6 +241,9 @@ impl Libservice for Ceph {
     }
 
     fn sync(&self) -> Result<()> {
+        if self.is_discarded.load(Ordering::Acquire) {
+            return Ok(());
+        }
         self.client.sync().map_err(|errno| backend("making all durable", errno))
     }
 

@@ -15,6 +15,10 @@
 //!
 //! libcephfs checks no permissions here, since the service has done that. What the calls make belongs to whom they say.
 //!
+//! A mount has a session at the metadata server, which that keeps for a minute after its client has died, with all that the client had. So a mount can
+//! name its holder ([`Source::holder`]): what an earlier client of this name has left is taken from it before anything else is done. A [`Claim`]
+//! keeps other clients from a tree, wherever they are.
+//!
 //! # Nodes
 //!
 //! A node is an inode of libcephfs, which is one object for each inode number and snapshot for as long as somebody holds it. Names and attributes
@@ -30,6 +34,7 @@
 #![deny(unsafe_code)]
 
 mod attributes;
+mod claim;
 #[allow(unsafe_code)]
 mod client;
 mod content;
@@ -44,6 +49,7 @@ mod seen;
 mod source;
 mod xattrs;
 
+pub use claim::{Claim, ClaimKind};
 pub use error::MountError;
 pub use layer::Ceph;
 pub use source::Source;

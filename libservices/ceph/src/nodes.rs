@@ -72,6 +72,11 @@ impl Nodes {
         Ok(Entry { node: id, attributes })
     }
 
+    /// The node of the tree's root, which is always there.
+    pub fn root(&self) -> Result<Arc<Node>> {
+        self.get(NodeId::ROOT)
+    }
+
     /// The node a number stands for.
     pub fn get(&self, id: NodeId) -> Result<Arc<Node>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);

@@ -15,6 +15,9 @@ pub struct Source {
     pub keyring: Option<PathBuf>,
     /// The filesystem's name, where the cluster has several.
     pub filesystem: Option<String>,
+    /// Who mounts it, by a name that nobody else alive has, on any host: the session of an earlier client of this name and user is ended first, if there
+    /// is one, and what that client does from there on fails.
+    pub holder: Option<String>,
     /// Refuse every change with `EROFS`.
     pub read_only: bool,
 }

@@ -9,6 +9,7 @@
 //!
 //! Only root can connect, so commands are trusted. Begin reading with [`ServiceConfig`] and [`Command`].
 
+mod branch;
 mod check;
 mod coherence;
 mod descriptors;
@@ -21,6 +22,7 @@ mod trace;
 mod trees;
 mod upper;
 
+pub use branch::{Branch, CEPH_PREFIX, CephAccess, Place, ceph_name};
 pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX};
 pub use coherence::{Coherence, NoCoherence, TIMED_MAX};
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
@@ -96,7 +98,7 @@ pub const LOWERS_MAX: usize = 128;
 pub enum StackSpec {
     /// One directory, no union.
     Directory {
-        /// The directory.
+        /// The directory, by its path or, of a CephFS, by its name ([`Place`]); so are those below.
         directory: PathBuf,
         /// Who else may change it, and how soon that is seen.
         #[serde(default)]
@@ -123,25 +125,16 @@ pub enum StackSpec {
 /// Device and inode of a directory, and of those that it lies in, as far up as its filesystem is mounted anywhere: where it lies, whatever paths lead there.
 pub type Lineage = Vec<(u64, u64)>;
 
-/// A branch of a [`StackSpec`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Branch<'a> {
-    /// Its directory.
-    pub directory: &'a Path,
-    /// Whether it is only read.
-    pub read_only: bool,
-}
-
 impl StackSpec {
-    /// Its branches, in the order in which their descriptors are sent: the one that is written first.
+    /// Its branches: the one that is written first. Of those that are directories of the host the descriptors are sent, in this order.
     #[must_use]
     pub fn branches(&self) -> Vec<Branch<'_>> {
         let (written, lowers) = match self {
             Self::Directory { directory, .. } => (directory, &[][..]),
             Self::Union { upper, lowers, .. } => (upper, lowers.as_slice()),
         };
-        let lowers = lowers.iter().map(|directory| Branch { directory, read_only: true });
-        std::iter::once(Branch { directory: written, read_only: false }).chain(lowers).collect()
+        let lowers = lowers.iter().map(|name| Branch { name, read_only: true });
+        std::iter::once(Branch { name: written, read_only: false }).chain(lowers).collect()
     }
 
     /// A directory that nobody else changes.
@@ -190,9 +183,12 @@ pub struct MountSpec {
     /// Whether the filesystem of what is written has disk quotas: no write is accepted there before it is stored.
     #[serde(default)]
     pub has_quotas: bool,
-    /// Where its branches lie, in the order of [`StackSpec::branches`]; none: of each is known only which directory it is.
+    /// Where its directories of the host lie, in the order of [`StackSpec::branches`]; none: of each is known only which directory it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lineages: Vec<Lineage>,
+    /// How the cluster is reached that has its Ceph branches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceph: Option<Box<CephAccess>>,
 }
 
 impl MountSpec {
@@ -213,6 +209,7 @@ impl MountSpec {
             timeout: None,
             has_quotas: false,
             lineages: Vec::new(),
+            ceph: None,
         }
     }
 }
@@ -239,8 +236,8 @@ impl MountSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
-    /// Mount an instance. The directories of its branches come with the command in the order of [`StackSpec::branches`], each as the descriptor
-    /// of a private mount (`poolfs_local::PrivateMount`); paths say what they are called.
+    /// Mount an instance. Those of its branches that are directories of the host come with the command in the order of [`StackSpec::branches`], each as
+    /// the descriptor of a private mount (`poolfs_local::PrivateMount`); paths say what they are called.
     Mount(MountSpec),
     /// Write what an instance has accepted to its branch, and make it durable, beside whatever else is done. One that does not exist is fine.
     Flush {
@@ -417,6 +414,13 @@ mod tests {
             timeout: Some("30s".parse().expect("a time")),
             has_quotas: true,
             lineages: vec![vec![(1, 2), (1, u64::MAX)], vec![(3, 4)], vec![(5, 6)]],
+            ceph: Some(Box::new(CephAccess {
+                configuration: Some("/etc/ceph/ceph.conf".into()),
+                user: Some("tenant".to_owned()),
+                keyring: Some("/k".into()),
+                filesystem: Some("fs".to_owned()),
+                holder: Some("pool".to_owned()),
+            })),
         });
         let text = serde_json::to_string(&command).expect("serializable");
         assert_eq!(serde_json::from_str::<Command>(&text).expect("its own output"), command);

@@ -20,15 +20,17 @@ pub enum Layer {
     Cache,
     /// the directory below: the host's filesystem and disk
     Local,
+    /// the cluster below: Ceph
+    Ceph,
 }
 
 impl Layer {
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
 
     /// All, from the top down.
     pub const ALL: [Layer; Self::COUNT] =
-        [Self::Front, Self::Access, Self::Kernel, Self::Union, Self::Cache, Self::Local];
+        [Self::Front, Self::Access, Self::Kernel, Self::Union, Self::Cache, Self::Local, Self::Ceph];
 
     /// Its name.
     #[must_use]
@@ -40,6 +42,7 @@ impl Layer {
             Self::Union => "union",
             Self::Cache => "cache",
             Self::Local => "local",
+            Self::Ceph => "ceph",
         }
     }
 }

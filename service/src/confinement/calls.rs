@@ -1,5 +1,6 @@
 //! The seccomp filter: the system calls that the service may make, and those of which one ends it.
 
+use super::Paths;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{BackendError, SeccompCondition, SeccompRule};
@@ -88,6 +89,9 @@ const MOUNTS: &[i64] = &[
     libc::SYS_fsopen,
     libc::SYS_fsmount,
 ];
+
+/// What Ceph's library needs besides, of threads that may use the network only.
+const NETWORK: &[i64] = &[libc::SYS_pipe2, libc::SYS_recvmmsg, libc::SYS_sendmmsg];
 
 /// Sockets of sessions and of the control side, the kernel's requests, waiting for them.
 const MESSAGES: &[i64] = &[
@@ -179,6 +183,7 @@ const OLDER: &[i64] = &[
     libc::SYS_unlink,
     libc::SYS_rename,
     libc::SYS_poll,
+    libc::SYS_epoll_create,
     libc::SYS_epoll_wait,
     libc::SYS_time,
 ];
@@ -250,25 +255,44 @@ pub(super) fn fatal() -> Rules {
 }
 
 /// All that are allowed; where there are rules, one of them has to fit.
-pub(super) fn allowed(mounts: bool) -> Result<Rules, BackendError> {
-    let whole = [FILES, MESSAGES, RUNTIME, OLDER, if mounts { MOUNTS } else { &[] }].into_iter().flatten();
+pub(super) fn allowed(paths: Paths) -> Result<Rules, BackendError> {
+    let own = match paths {
+        Paths::OfHost => MOUNTS,
+        Paths::OfNetwork => NETWORK,
+        Paths::Own => &[],
+    };
+    let whole = [FILES, MESSAGES, RUNTIME, OLDER, own].into_iter().flatten();
     let mut rules: Rules = whole.map(|&call| (call, Vec::new())).collect();
     let word = |argument, value: u64| SeccompRule::new(vec![SeccompCondition::new(argument, Dword, Eq, value)?]);
     let masked = |argument, mask: libc::c_int, value: libc::c_int| {
         let mask = MaskedEq(u64::from(mask.cast_unsigned()));
         SeccompRule::new(vec![SeccompCondition::new(argument, Dword, mask, u64::from(value.cast_unsigned()))?])
     };
-    // No memory is made executable after the start.
-    rules.insert(libc::SYS_mmap, vec![masked(2, libc::PROT_EXEC, 0)?]);
+    // No memory is made executable after the start; a library that is loaded is a file, and not changed where it is executable.
+    let mut mapped = vec![masked(2, libc::PROT_EXEC, 0)?];
+    if paths == Paths::OfNetwork {
+        let code = [(2, libc::PROT_EXEC | libc::PROT_WRITE, libc::PROT_EXEC), (3, libc::MAP_ANONYMOUS, 0)];
+        let code = code.map(|(argument, mask, value): (u8, libc::c_int, libc::c_int)| {
+            let mask = MaskedEq(u64::from(mask.cast_unsigned()));
+            SeccompCondition::new(argument, Dword, mask, u64::from(value.cast_unsigned()))
+        });
+        mapped.push(SeccompRule::new(code.into_iter().collect::<Result<_, _>>()?)?);
+    }
+    rules.insert(libc::SYS_mmap, mapped);
     rules.insert(libc::SYS_mprotect, vec![masked(2, libc::PROT_EXEC, 0)?]);
     // Threads, but no processes and no namespaces. The arguments of clone3 are in memory, where no filter sees them: it is not
     // listed, and the C library does without.
     rules.insert(libc::SYS_clone, vec![masked(0, NAMESPACES | libc::CLONE_THREAD, libc::CLONE_THREAD)?]);
     // A thread's own umask.
     rules.insert(libc::SYS_unshare, vec![word(0, libc::CLONE_FS.cast_unsigned().into())?]);
-    let local = libc::AF_UNIX.cast_unsigned().into();
-    rules.insert(libc::SYS_socket, vec![word(0, local)?]);
-    rules.insert(libc::SYS_socketpair, vec![word(0, local)?]);
+    let family = |family: libc::c_int| word(0, family.cast_unsigned().into());
+    let mut sockets = vec![family(libc::AF_UNIX)?];
+    if paths == Paths::OfNetwork {
+        // The C library asks by netlink which addresses this host has.
+        sockets.extend([family(libc::AF_INET)?, family(libc::AF_INET6)?, family(libc::AF_NETLINK)?]);
+    }
+    rules.insert(libc::SYS_socket, sockets);
+    rules.insert(libc::SYS_socketpair, vec![family(libc::AF_UNIX)?]);
     let controls = CONTROLS.iter().map(|&control| word(1, control)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, controls);
     // Names of threads and of memory; whether capabilities stay with another user for filesystems; what rustix wants to know of the

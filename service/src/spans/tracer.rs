@@ -116,7 +116,7 @@ impl Tracer {
         let log = trace_span!(
             target: "poolfs::request", "request", instance = asked.instance, path, process = asked.process, operation = Empty,
             outcome = Empty, queue_ns, service_ns = Empty, front_ns = Empty, access_ns = Empty, kernel_ns = Empty,
-            union_ns = Empty, cache_ns = Empty, local_ns = Empty,
+            union_ns = Empty, cache_ns = Empty, local_ns = Empty, ceph_ns = Empty,
         );
         Some(Measured {
             tracer: self,
@@ -178,7 +178,8 @@ impl Measured<'_> {
     }
 }
 
-const LOG_FIELDS: [&str; Layer::COUNT] = ["front_ns", "access_ns", "kernel_ns", "union_ns", "cache_ns", "local_ns"];
+const LOG_FIELDS: [&str; Layer::COUNT] =
+    ["front_ns", "access_ns", "kernel_ns", "union_ns", "cache_ns", "local_ns", "ceph_ns"];
 
 impl Finished<'_> {
     fn service_ns(&self) -> u64 {

@@ -14,7 +14,7 @@ use poolfs_bcow::Bcow;
 use poolfs_cache::{BranchKey, Cache, Usage};
 use poolfs_libservice::Libservice;
 use poolfs_quota::{Accepted, Account, QuotaLimit};
-use poolfs_service_protocol::Layer;
+use poolfs_service_protocol::{CephAccess, Layer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -53,10 +53,15 @@ pub(super) struct Kept {
 }
 
 /// What makes two uses of a directory uses of one branch. By another path it has another name in what unions note of their lower branches.
-pub(super) type Key = (BranchId, PathBuf);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    id: BranchId,
+    name: PathBuf,
+    access: Option<Arc<CephAccess>>,
+}
 
 fn key_of(source: &dyn Source) -> Key {
-    (source.lineage().id(), source.name().to_owned())
+    Key { id: source.lineage().id().clone(), name: source.name().to_owned(), access: source.access() }
 }
 
 impl Branch {
@@ -70,7 +75,8 @@ impl Branch {
     }
 
     fn root(&self) -> Option<UpperRoot<'_>> {
-        self.claim.get().map(|claim| UpperRoot { directory: claim.directory(), path: self.path() })
+        let directory = self.claim.get().and_then(Claim::directory)?;
+        Some(UpperRoot { directory, path: self.path() })
     }
 
     /// The branch is in use: what its cache carries on is nowhere else any more.
@@ -211,8 +217,8 @@ impl Branches {
                 if !branch.is_in_use() {
                     has_to_wait = true;
                 } else if !is_same {
-                    let (other, used) = (other.1.clone(), branch.role);
-                    return Err(StackError::Conflict { path: key.1, wanted: role, other, used });
+                    let (other, used) = (other.name.clone(), branch.role);
+                    return Err(StackError::Conflict { path: key.name, wanted: role, other, used });
                 }
             }
             if !has_to_wait {
@@ -247,7 +253,7 @@ impl Branches {
     pub fn calls(&self) -> Vec<(PathBuf, Arc<InFlight>)> {
         let known = self.0.lock();
         let living = known.iter().filter(|(_, branch)| branch.life.strong_count() > 0);
-        living.map(|((_, path), branch)| (path.clone(), Arc::clone(&branch.calls))).collect()
+        living.map(|(key, branch)| (key.name.clone(), Arc::clone(&branch.calls))).collect()
     }
 }
 

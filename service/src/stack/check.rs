@@ -94,7 +94,8 @@ fn check_opened(
     let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
     let claim = opened.upper.claim(kind, Duration::ZERO).map_err(|error| error.of(&spec.upper))?;
-    let upper = UpperRoot { directory: claim.directory(), path: &spec.upper };
+    let directory = claim.directory().ok_or_else(|| failed("it is no directory of this host".to_owned()))?;
+    let upper = UpperRoot { directory, path: &spec.upper };
     let place = spec.socket_directory.clone();
     let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
     let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;

@@ -1,24 +1,31 @@
 //! Sources of branches: the storage that has a branch's content, which one it is, and how it is claimed and opened. Each kind of storage has a
 //! module here; what is above knows none of them.
 
+mod ceph;
 mod claim;
 mod directory;
 
+pub(crate) use ceph::CephDirectory;
+use claim::PAUSE as ENDING_PAUSE;
 pub(crate) use claim::{Claim, ClaimKind, ENDING, Unclaimed};
 pub(crate) use directory::Directory;
 
 use super::StackError;
 use poolfs_libservice::Libservice;
 use poolfs_local::Descriptors;
-use std::path::Path;
+use poolfs_service_protocol::{CephAccess, Layer, MountSpec, Place};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Which storage it is, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BranchId {
     /// A directory of a filesystem of the host.
     Directory { device: u64, inode: u64 },
+    /// A directory of a CephFS.
+    Ceph(Arc<(ceph::Cluster, PathBuf)>),
 }
 
 /// Where the storage of a branch lies: which one it is, and then what it was in when it was given, from the inside out.
@@ -29,8 +36,8 @@ pub(crate) struct Lineage {
 }
 
 impl Lineage {
-    pub fn id(&self) -> BranchId {
-        self.own
+    pub fn id(&self) -> &BranchId {
+        &self.own
     }
 
     /// Whether they are one, or one lies in the other.
@@ -48,6 +55,14 @@ pub(crate) trait Source: Send + Sync {
     /// Which storage it is, and where it lies.
     fn lineage(&self) -> &Lineage;
 
+    /// As whom it is used, where the storage asks for that: whoever may not have it otherwise does not get it by way of another's cache.
+    fn access(&self) -> Option<Arc<CephAccess>> {
+        None
+    }
+
+    /// What its lowest layer is called.
+    fn layer(&self) -> Layer;
+
     /// Keeps others from using it in ways that contradict this one, if need be after so long.
     fn claim(&self, kind: ClaimKind, wait: Duration) -> Result<Claim, Unclaimed>;
 
@@ -56,6 +71,20 @@ pub(crate) trait Source: Send + Sync {
 
     /// Its content as the lowest layer of a stack. What that layer has open counts among `descriptors`.
     fn open(&self, read_only: bool, descriptors: &Arc<Descriptors>) -> Result<Arc<dyn Backend>, StackError>;
+}
+
+/// All of a mount's stack: directories of the host as the control side has sent them, the others as it says.
+pub(crate) fn received(spec: &MountSpec, descriptors: Vec<OwnedFd>) -> Result<Vec<Arc<dyn Source>>, StackError> {
+    let branches = spec.stack.branches();
+    let access = spec.ceph.as_deref().cloned().unwrap_or_default();
+    let mut directories = Directory::received_all(spec, descriptors)?.into_iter();
+    let source = |branch: &poolfs_service_protocol::Branch<'_>| -> Option<Arc<dyn Source>> {
+        match branch.place() {
+            Place::Directory(_) => directories.next().map(|directory| Arc::new(directory) as Arc<dyn Source>),
+            Place::Ceph(path) => Some(Arc::new(CephDirectory::new(branch.name, path, &access, branch.read_only))),
+        }
+    };
+    Ok(branches.iter().filter_map(source).collect())
 }
 
 /// The lowest layer of a stack.

@@ -220,7 +220,7 @@ impl Drop for Running {
 /// Private mounts of the branches at their paths; of what is not there, none.
 pub fn private_mounts(stack: &StackSpec) -> Vec<OwnedFd> {
     let mount = |branch: poolfs_service_protocol::Branch<'_>| {
-        let mount = PrivateMount::of(branch.directory, branch.read_only).ok()?;
+        let mount = PrivateMount::of(branch.name, branch.read_only).ok()?;
         Some(mount.as_fd().try_clone_to_owned().expect("a descriptor"))
     };
     stack.branches().into_iter().filter_map(mount).collect()
@@ -228,7 +228,7 @@ pub fn private_mounts(stack: &StackSpec) -> Vec<OwnedFd> {
 
 /// Where the branches at its paths lie; of what is not there, nothing.
 fn lineages(stack: &StackSpec) -> Vec<Lineage> {
-    let lineage = |branch: poolfs_service_protocol::Branch<'_>| Place::open(branch.directory).ok()?.lineage().ok();
+    let lineage = |branch: poolfs_service_protocol::Branch<'_>| Place::open(branch.name).ok()?.lineage().ok();
     stack.branches().into_iter().filter_map(lineage).collect()
 }
 

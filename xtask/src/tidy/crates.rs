@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "poolfs-ipc",
             "poolfs-libservice",
             "poolfs-local",
+            "poolfs-ceph",
             "poolfs-cache",
             "poolfs-union",
             "poolfs-bcow",

@@ -104,6 +104,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         timeout: container.record.timeout,
         suid: true,
         devices: true,
+        ceph: None,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Claims on directories that are written, or were upper branches: exclusive or shared, across processes.
+//! Claims on branches that are written, or were upper branches: exclusive or shared, across processes.
 
 use super::super::StackError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 /// A wait that is enough for one that is about to be given up: by an unmount, or by a process that was killed.
 pub(crate) const ENDING: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(5);
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
 
-/// What is to be done with the directory.
+/// What is to be done with the branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimKind {
     /// It is changed.
@@ -20,7 +20,7 @@ pub(crate) enum ClaimKind {
     Shared,
 }
 
-/// Why a directory cannot be claimed.
+/// Why a branch cannot be claimed.
 #[derive(Debug)]
 pub(crate) enum Unclaimed {
     /// Somebody else has it.
@@ -29,6 +29,8 @@ pub(crate) enum Unclaimed {
     NoLocks(Errno),
     /// It cannot be opened.
     Unusable(Errno),
+    /// It cannot be reached.
+    Failed(StackError),
 }
 
 impl Unclaimed {
@@ -38,18 +40,32 @@ impl Unclaimed {
         match self {
             Self::Held(cause) => StackError::Held { path, cause },
             Self::NoLocks(errno) => StackError::Branch { path, cause: format!("it cannot be locked: {errno}") },
+            Self::Failed(error) => error,
             Self::Unusable(errno) => StackError::Branch { path, cause: errno.to_string() },
         }
     }
 }
 
 /// As long as it is there, nobody has one that contradicts it. It ends with the process that has it at the latest.
-pub(crate) struct Claim(OwnedFd);
+pub(crate) struct Claim(Held);
+
+enum Held {
+    Directory(OwnedFd),
+    Ceph(#[expect(dead_code, reason = "it is held")] poolfs_ceph::Claim),
+}
 
 impl Claim {
-    /// The directory.
-    pub fn directory(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+    /// The directory, if it is one of the host.
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Held::Directory(directory) => Some(directory.as_fd()),
+            Held::Ceph(_) => None,
+        }
+    }
+
+    /// One at a cluster.
+    pub fn of_ceph(claim: poolfs_ceph::Claim) -> Self {
+        Self(Held::Ceph(claim))
     }
 
     /// Claims a directory, if need be after so long; the cause when it cannot be had.
@@ -62,7 +78,7 @@ impl Claim {
         let begun = Instant::now();
         loop {
             match flock(&file, operation) {
-                Ok(()) => return Ok(Claim(file)),
+                Ok(()) => return Ok(Claim(Held::Directory(file))),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < wait => std::thread::sleep(PAUSE),
                 Err(Errno::WOULDBLOCK) => {
                     let cause = match kind {

@@ -3,7 +3,7 @@
 use super::super::{StackError, with_causes};
 use super::{Backend, BranchId, Claim, ClaimKind, Lineage, Source, Unclaimed};
 use poolfs_local::{Descriptors, DirectoryId, Local, LocalOptions, Place, PrivateMount};
-use poolfs_service_protocol::{MountSpec, StackSpec};
+use poolfs_service_protocol::{Layer, MountSpec, StackSpec};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,17 +50,15 @@ impl Directory {
     /// All of a stack, each at its path.
     pub(crate) fn open_all(stack: &StackSpec) -> Result<Vec<Arc<dyn Source>>, StackError> {
         let open = |branch: poolfs_service_protocol::Branch<'_>| -> Result<Arc<dyn Source>, StackError> {
-            Ok(Arc::new(Self::open(branch.directory, branch.read_only)?))
+            Ok(Arc::new(Self::open(branch.name, branch.read_only)?))
         };
         stack.branches().into_iter().map(open).collect()
     }
 
-    /// All of a mount's stack, as the control side has sent them.
-    pub(crate) fn received_all(
-        spec: &MountSpec,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Vec<Arc<dyn Source>>, StackError> {
-        let branches = spec.stack.branches();
+    /// Those of a mount's stack, as the control side has sent them.
+    pub(super) fn received_all(spec: &MountSpec, descriptors: Vec<OwnedFd>) -> Result<Vec<Self>, StackError> {
+        let branches: Vec<_> =
+            spec.stack.branches().into_iter().filter(|branch| branch.place().is_directory()).collect();
         let wanted = branches.len();
         for (what, count) in [("descriptors", descriptors.len()), ("places", spec.lineages.len())] {
             if count != wanted && !(what == "places" && count == 0) {
@@ -68,18 +66,18 @@ impl Directory {
                     "the command came with {what} of {count} directories for {wanted} branches; use the poolfs and the poolfs-service \
                      of one build"
                 );
-                let path = branches.first().map(|branch| branch.directory.to_owned()).unwrap_or_default();
+                let path = branches.first().map(|branch| branch.name.to_owned()).unwrap_or_default();
                 return Err(StackError::Branch { path, cause });
             }
         }
         let lineages = spec.lineages.iter().map(Vec::as_slice).chain(std::iter::repeat(&[][..]));
         let received = branches.into_iter().zip(descriptors).zip(lineages);
-        let received = received.map(|((branch, descriptor), lineage)| -> Result<Arc<dyn Source>, StackError> {
-            let path = branch.directory.to_owned();
+        let received = received.map(|((branch, descriptor), lineage)| -> Result<Self, StackError> {
+            let path = branch.name.to_owned();
             let mount = PrivateMount::received(descriptor, &path, branch.read_only)
                 .map_err(|error| StackError::Branch { path: path.clone(), cause: with_causes(&error) })?;
             let has_quotas = spec.has_quotas && !branch.read_only;
-            Ok(Arc::new(Self { has_quotas, ..Self::new(path, mount, lineage)? }))
+            Ok(Self { has_quotas, ..Self::new(path, mount, lineage)? })
         });
         received.collect()
     }
@@ -96,6 +94,10 @@ impl Source for Directory {
 
     fn lineage(&self) -> &Lineage {
         &self.lineage
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Local
     }
 
     fn claim(&self, kind: ClaimKind, wait: Duration) -> Result<Claim, Unclaimed> {

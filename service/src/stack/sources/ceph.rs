@@ -1,0 +1,158 @@
+//! Directories of a CephFS as sources: each is mounted from the cluster by a client of its own, when it is first used.
+
+use super::super::{StackError, with_causes};
+use super::{Backend, BranchId, Claim, ClaimKind, ENDING_PAUSE, Lineage, Source, Unclaimed};
+use crate::outside::{Deed, outside};
+use crate::sync::lock;
+use poolfs_ceph::{Ceph, MountError, Source as Tree};
+use poolfs_local::Descriptors;
+use poolfs_service_protocol::{CephAccess, Layer};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A directory of a CephFS.
+pub(crate) struct CephDirectory {
+    name: PathBuf,
+    tree: Tree,
+    access: Arc<CephAccess>,
+    lineage: Lineage,
+    /// The client, from when on it is first needed.
+    mounted: Mutex<Option<Arc<Ceph>>>,
+}
+
+impl CephDirectory {
+    /// The directory at a path of the filesystem that `access` leads to.
+    pub(crate) fn new(name: &Path, path: &Path, access: &CephAccess, read_only: bool) -> Self {
+        let cluster = Cluster { configuration: access.configuration.clone(), filesystem: access.filesystem.clone() };
+        let id = |path: &Path| BranchId::Ceph(Arc::new((cluster.clone(), path.to_owned())));
+        let above = path.ancestors().skip(1).map(id).collect();
+        let tree = Tree {
+            path: path.to_owned(),
+            configuration: access.configuration.clone(),
+            user: access.user.clone(),
+            keyring: access.keyring.clone(),
+            filesystem: access.filesystem.clone(),
+            holder: access.holder.as_ref().map(|pool| holder(pool, path, read_only)),
+            read_only,
+        };
+        let lineage = Lineage { own: id(path), above };
+        Self { name: name.to_owned(), tree, access: Arc::new(access.clone()), lineage, mounted: Mutex::default() }
+    }
+
+    /// The client. Another process may still end the last one of this pool, which this ends at once.
+    fn mounted(&self) -> Result<Arc<Ceph>, StackError> {
+        let failed = |cause: String| StackError::Branch { path: self.name.clone(), cause };
+        let mut mounted = lock(&self.mounted);
+        if let Some(mounted) = &*mounted {
+            return Ok(Arc::clone(mounted));
+        }
+        let tree = self.tree.clone();
+        let made = outside(Deed::Cluster, move || Ceph::mount(&tree)).map_err(|error| failed(error.to_string()))?;
+        let made = made.map_err(|error| failed(told(&error)))?;
+        Ok(Arc::clone(mounted.insert(made)))
+    }
+}
+
+/// An error with what caused it, and then what to do.
+fn told(error: &MountError) -> String {
+    let text = with_causes(error);
+    let without = error.to_string();
+    let cause = text.strip_prefix(&without).unwrap_or_default();
+    match without.rsplit_once("; ") {
+        Some((what, remedy)) => format!("{what}{cause}; {remedy}"),
+        None => text,
+    }
+}
+
+/// What the client of a pool for a directory is called at the cluster.
+fn holder(pool: &str, path: &Path, read_only: bool) -> String {
+    let way = if read_only { "reads" } else { "writes" };
+    // Any bytes may be in a path, and a zero in none.
+    let path: OsString = path.into();
+    format!("poolfs {pool} {way} {}", path.as_bytes().escape_ascii())
+}
+
+/// Which filesystem it is, as far as that can be told before it is mounted. One that has two names here is one for claims all the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Cluster {
+    configuration: Option<PathBuf>,
+    filesystem: Option<String>,
+}
+
+impl Source for CephDirectory {
+    fn name(&self) -> &Path {
+        &self.name
+    }
+
+    fn lineage(&self) -> &Lineage {
+        &self.lineage
+    }
+
+    fn access(&self) -> Option<Arc<CephAccess>> {
+        Some(Arc::clone(&self.access))
+    }
+
+    fn layer(&self) -> Layer {
+        Layer::Ceph
+    }
+
+    fn claim(&self, kind: ClaimKind, wait: Duration) -> Result<Claim, Unclaimed> {
+        let mounted = self.mounted().map_err(Unclaimed::Failed)?;
+        let wanted = match kind {
+            ClaimKind::Alone => poolfs_ceph::ClaimKind::Alone,
+            ClaimKind::Shared => poolfs_ceph::ClaimKind::Shared,
+        };
+        let begun = Instant::now();
+        loop {
+            match mounted.claim(wanted) {
+                Ok(Some(claim)) => return Ok(Claim::of_ceph(claim)),
+                Ok(None) if begun.elapsed() < wait => std::thread::sleep(ENDING_PAUSE),
+                Ok(None) => {
+                    return Err(Unclaimed::Held(
+                        "another pool, here or on another host, has it mounted or uses it as a branch; unmount that first. Of a host that died, \
+                         the cluster lets go after a minute",
+                    ));
+                }
+                Err(errno) => {
+                    let cause = format!("the cluster does not let it be locked: {errno}");
+                    return Err(Unclaimed::Failed(StackError::Branch { path: self.name.clone(), cause }));
+                }
+            }
+        }
+    }
+
+    fn is_in_memory(&self) -> Result<bool, StackError> {
+        Ok(false)
+    }
+
+    fn open(&self, _read_only: bool, _descriptors: &Arc<Descriptors>) -> Result<Arc<dyn Backend>, StackError> {
+        Ok(self.mounted()?)
+    }
+}
+
+impl Backend for Ceph {
+    fn discard(&self) {
+        Ceph::discard(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_one_filesystem_overlap_by_their_paths() {
+        let at = |path: &str, file: Option<&str>| {
+            let access = CephAccess { configuration: file.map(PathBuf::from), ..CephAccess::default() };
+            CephDirectory::new(Path::new("ceph:/x"), Path::new(path), &access, true).lineage
+        };
+        assert!(at("/a", None).overlaps(&at("/a", None)) && at("/a/b", None).overlaps(&at("/a", None)));
+        assert!(at("/", None).overlaps(&at("/a/b", None)));
+        assert!(!at("/a", None).overlaps(&at("/ab", None)) && !at("/a/b", None).overlaps(&at("/a/c", None)));
+        assert!(!at("/a", None).overlaps(&at("/a", Some("/etc/other.conf"))));
+        assert_ne!(holder("p", Path::new("/a"), true), holder("p", Path::new("/a"), false));
+    }
+}
