@@ -1,6 +1,7 @@
 //! A Ceph cluster on this machine, for tests whose branches are at one.
 
 use crate::{Outcome, run, workspace};
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,6 +29,16 @@ impl Cluster {
         run(Command::new(workspace().join("packaging/ceph-cluster.sh")).arg(command).arg(&self.place).args(arguments))
     }
 
+    /// From here on the daemon that stores its objects answers nothing, or it goes on.
+    ///
+    /// # Panics
+    /// When there is no such daemon.
+    pub fn signal_storage(&self, signal: Signal) {
+        let pid = std::fs::read_to_string(self.place.join("run/osd")).expect("it runs");
+        let pid = Pid::from_raw(pid.trim().parse().expect("a number")).expect("a number");
+        kill_process(pid, signal).expect("ours");
+    }
+
     /// Ceph's configuration for its clients.
     #[must_use]
     pub fn configuration(&self) -> PathBuf {
@@ -51,6 +62,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        // One that stands still is killed as well.
         let _ = self.script(&["destroy"]);
     }
 }

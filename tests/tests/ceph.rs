@@ -1,7 +1,9 @@
 //! Branches at a Ceph cluster, by the commands that mount them.
 
-use poolfs_tests::{Cluster, Pool, Way, isolated, name_of, run};
+use poolfs_tests::{Cluster, Pool, Way, isolated, name_of, run, wait_until};
+use rustix::process::Signal;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -155,6 +157,40 @@ fn what_a_killed_service_had_at_a_cluster_is_its_successors_at_once() {
             fs::write(at.join("f1"), "new").expect("its own");
             let _ = again.unmount().expect("umount");
         }
+    });
+}
+
+#[test]
+fn a_cluster_that_does_not_answer_holds_up_nobody_else() {
+    isolated("a_cluster_that_does_not_answer_holds_up_nobody_else", |folder| {
+        let (cluster, configuration) = cluster(folder, &["home"]);
+        let pool = Pool::create(folder, "16M");
+        fs::create_dir(folder.join("data")).expect("made");
+        let stack = ["--dir", "ceph:/home", "--timeout", "2s", "--ceph-conf", &configuration];
+        let (mounted, healthy) = (
+            pool.mount(&folder.join("mnt"), &stack),
+            pool.mount_directory(&folder.join("healthy"), &folder.join("data")),
+        );
+        let file = fs::File::create(mounted.path().join("f")).expect("made");
+        file.sync_all().expect("it answers");
+        cluster.signal_storage(Signal::STOP);
+        let text = vec![7; 1 << 20];
+        (&file).write_all(&text).expect("the cache takes it");
+        let failed = file.sync_all().expect_err("it has a limit");
+        assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{failed}");
+        wait_until("it is named", || {
+            pool.status()["service"]["unresponsive_branches"][0]["path"].as_str() == Some("ceph:/home")
+        });
+        fs::write(healthy.path().join("g"), "healthy").expect("written");
+        let _ = healthy.unmount().expect("umount");
+        cluster.signal_storage(Signal::CONT);
+        // It says that once for each open file.
+        wait_until("all is stored", || file.sync_all().is_ok());
+        drop(file);
+        let _ = mounted.unmount().expect("umount");
+        let again = pool.mount(&folder.join("mnt"), &stack);
+        assert!(fs::read(again.path().join("f")).expect("there") == text);
+        let _ = again.unmount().expect("umount");
     });
 }
 

@@ -145,8 +145,8 @@ impl Ceph {
             files: if space.f_ffree == u64::MAX { 0 } else { space.f_files },
             files_free: if space.f_ffree == u64::MAX { 0 } else { space.f_ffree },
             name_max: NAME_MAX as u32,
-            // A directory's own, which is told late.
-            has_quotas: true,
+            // That of the tree is told here. Those of directories in it are enforced late and by nobody reliably: a writer is told when the cluster refuses.
+            has_quotas: false,
         })
     }
 }
