@@ -289,7 +289,10 @@ pub(super) fn allowed(paths: Paths) -> Result<Rules, BackendError> {
     let mut sockets = vec![family(libc::AF_UNIX)?];
     if paths == Paths::OfNetwork {
         // The C library asks by netlink which addresses this host has.
-        sockets.extend([family(libc::AF_INET)?, family(libc::AF_INET6)?, family(libc::AF_NETLINK)?]);
+        let netlink = [(0, libc::AF_NETLINK), (2, libc::NETLINK_ROUTE)]
+            .map(|(argument, value)| SeccompCondition::new(argument, Dword, Eq, u64::from(value.cast_unsigned())));
+        let netlink = SeccompRule::new(netlink.into_iter().collect::<Result<_, _>>()?)?;
+        sockets.extend([family(libc::AF_INET)?, family(libc::AF_INET6)?, netlink]);
     }
     rules.insert(libc::SYS_socket, sockets);
     rules.insert(libc::SYS_socketpair, vec![family(libc::AF_UNIX)?]);

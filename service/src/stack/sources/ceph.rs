@@ -7,8 +7,6 @@ use crate::sync::lock;
 use poolfs_ceph::{Ceph, MountError, Source as Tree};
 use poolfs_local::Descriptors;
 use poolfs_service_protocol::{CephAccess, Layer};
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -35,7 +33,7 @@ impl CephDirectory {
             user: access.user.clone(),
             keyring: access.keyring.clone(),
             filesystem: access.filesystem.clone(),
-            holder: access.holder.as_ref().map(|pool| holder(pool, path, read_only)),
+            holder: access.holder.as_ref().map(|pool| holder(pool, path, access, read_only)),
             read_only,
         };
         let lineage = Lineage { own: id(path), above };
@@ -68,11 +66,13 @@ fn told(error: &MountError) -> String {
 }
 
 /// What the client of a pool for a directory is called at the cluster.
-fn holder(pool: &str, path: &Path, read_only: bool) -> String {
+///
+/// A pool may use one lower branch in several ways at once, each by a client of its own: none of them may take another for its dead predecessor.
+fn holder(pool: &str, path: &Path, access: &CephAccess, read_only: bool) -> String {
     let way = if read_only { "reads" } else { "writes" };
-    // Any bytes may be in a path, and a zero in none.
-    let path: OsString = path.into();
-    format!("poolfs {pool} {way} {}", path.as_bytes().escape_ascii())
+    let CephAccess { configuration, user, keyring, filesystem, holder: _ } = access;
+    // Quoted, and so without zeros and clear where each ends.
+    format!("poolfs {pool} {way} {path:?} {configuration:?} {user:?} {keyring:?} {filesystem:?}")
 }
 
 /// Which filesystem it is, as far as that can be told before it is mounted. One that has two names here is one for claims all the same.
@@ -153,6 +153,16 @@ mod tests {
         assert!(at("/", None).overlaps(&at("/a/b", None)));
         assert!(!at("/a", None).overlaps(&at("/ab", None)) && !at("/a/b", None).overlaps(&at("/a/c", None)));
         assert!(!at("/a", None).overlaps(&at("/a", Some("/etc/other.conf"))));
-        assert_ne!(holder("p", Path::new("/a"), true), holder("p", Path::new("/a"), false));
+        let access = CephAccess::default();
+        let others = [
+            CephAccess { configuration: Some("/c".into()), ..access.clone() },
+            CephAccess { user: Some("u".to_owned()), ..access.clone() },
+            CephAccess { keyring: Some("/k".into()), ..access.clone() },
+            CephAccess { filesystem: Some("f".to_owned()), ..access.clone() },
+        ];
+        let own = holder("p", Path::new("/a"), &access, true);
+        assert_eq!(own, holder("p", Path::new("/a"), &access, true));
+        assert_ne!(own, holder("p", Path::new("/a"), &access, false));
+        assert!(others.iter().all(|other| holder("p", Path::new("/a"), other, true) != own));
     }
 }
