@@ -6,12 +6,13 @@
 #   ceph-cluster.sh kill FOLDER        end them as a power cut would
 #   ceph-cluster.sh quota FOLDER DIRECTORY BYTES   limit what a directory of its filesystem stores; it is made
 #   ceph-cluster.sh snapshot FOLDER DIRECTORY NAME  make a snapshot of a directory
+#   ceph-cluster.sh evict FOLDER       end the sessions of all clients, which may do nothing any more then
 #   ceph-cluster.sh destroy FOLDER     kill them and remove the folder
 # Clients take FOLDER/ceph.conf, which names the key of client.admin.
 # Environment: STORE=memstore (the default) or bluestore, SIZE of a bluestore (8G), PORT of the monitor (0: a free one).
 # `make ceph` installs the Debian packages that it needs.
 set -eu
-command=${1:?create, start, stop, kill, quota, snapshot or destroy}
+command=${1:?create, start, stop, kill, quota, snapshot, evict or destroy}
 folder=$(realpath -m "${2:?the folder of the cluster}")
 store=${STORE:-memstore}
 size=$(numfmt --from=iec "${SIZE:-8G}")
@@ -296,9 +297,16 @@ stop) for kind in mds osd mon; do end "$kind" TERM; done ;;
 kill) for kind in mds osd mon; do end "$kind" KILL; done ;;
 quota) client quota "${3:?the directory}" "${4:?how many bytes}" ;;
 snapshot) client snapshot "${3:?the directory}" "${4:?its name}" ;;
+evict)
+    ceph tell mds.0 session ls 2>"$folder/log/evict.out" |
+        /usr/bin/python3 -c 'import json, sys; print(*(session["id"] for session in json.load(sys.stdin)), sep="\n")' |
+        while read -r client; do
+            ceph tell mds.0 session evict "id=$client" </dev/null >>"$folder/log/evict.out" 2>&1 || fail "client $client keeps its session"
+        done
+    ;;
 destroy)
     for kind in mds osd mon; do end "$kind" KILL; done
     if [ -f "$folder/ceph.conf" ] && [ -d "$folder/mon" ]; then rm -rf "$folder"; fi
     ;;
-*) fail "$command is none of create, start, stop, kill, quota, snapshot and destroy" ;;
+*) fail "$command is none of create, start, stop, kill, quota, snapshot, evict and destroy" ;;
 esac

@@ -195,6 +195,39 @@ fn a_cluster_that_does_not_answer_holds_up_nobody_else() {
 }
 
 #[test]
+fn who_asks_for_durability_is_told_that_the_cluster_has_ended_the_session() {
+    isolated("who_asks_for_durability_is_told_that_the_cluster_has_ended_the_session", |folder| {
+        let (cluster, configuration) = cluster(folder, &["home"]);
+        let pool = Pool::create(folder, "16M");
+        let stack = ["--dir", "ceph:/home", "--ceph-conf", &configuration];
+        let mounted = pool.mount(&folder.join("mnt"), &stack);
+        let make = |name: &str| fs::File::create(mounted.path().join(name)).expect("made");
+        let (file, clean) = (make("f"), make("g"));
+        for file in [&file, &clean] {
+            file.sync_all().expect("durable");
+        }
+        (&file).write_all(&[7; 100_000]).expect("the cache takes it");
+        let _ = cluster.script(&["evict"]).expect("evicted");
+        for round in 0..3 {
+            let failed = file.sync_all().expect_err("nothing is stored");
+            assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{round}: {failed}");
+        }
+        let script = format!("cd {}; echo more > h", mounted.path().display());
+        for way in [Way::Library, Way::Fuse] {
+            assert!(pool.shell(way, &script).code != 0, "{way}");
+        }
+        drop((file, clean));
+        let _ =
+            pool.poolfs(&["umount", pool.name(), mounted.path().to_str().expect("text"), "--force"]).expect("umount");
+        mounted.keep();
+        let again = pool.mount(&folder.join("mnt"), &stack);
+        fs::write(again.path().join("f"), "new").expect("a session of its own");
+        fs::File::open(again.path().join("f")).expect("there").sync_all().expect("durable");
+        let _ = again.unmount().expect("umount");
+    });
+}
+
+#[test]
 fn what_cannot_be_reached_at_a_cluster_is_named_with_a_remedy() {
     isolated("what_cannot_be_reached_at_a_cluster_is_named_with_a_remedy", |folder| {
         let (cluster, configuration) = cluster(folder, &["tenants/a", "tenants/b"]);

@@ -1,7 +1,6 @@
 //! Reads and changes attributes, and reports space (`statfs`).
 
 use crate::client::{Answer, Inode};
-use crate::error::backend;
 use crate::functions::Statx;
 use crate::handles::Handle;
 use crate::layer::Ceph;
@@ -64,7 +63,7 @@ pub(crate) fn restore_set_id_bits(inode: &Inode, before: &Statx) -> Answer<()> {
 impl Ceph {
     pub(crate) fn attributes_of(&self, id: NodeId) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
-        let found = node.inode.attributes().map_err(|errno| backend("reading attributes", errno))?;
+        let found = node.inode.attributes().map_err(|errno| self.fault("reading attributes", errno))?;
         Ok(seen::of(&found)?.attributes)
     }
 
@@ -93,7 +92,7 @@ impl Ceph {
         }
         let (accessed, modified) = (changes.accessed.map(time).transpose()?, changes.modified.map(time).transpose()?);
         self.changeable(&node)?;
-        let fault = |errno| backend("changing attributes", errno);
+        let fault = |errno| self.fault("changing attributes", errno);
         let _alone = node.changing.write().unwrap_or_else(PoisonError::into_inner);
         // The size first: only it can be refused for what the cluster has. It sets times, so those come last.
         if let Some(size) = changes.size {
@@ -134,7 +133,7 @@ impl Ceph {
 
     pub(crate) fn space(&self, id: NodeId) -> Result<FileSystemStatistics> {
         let node = self.nodes.get(id)?;
-        let space = node.inode.space().map_err(|errno| backend("asking for free space", errno))?;
+        let space = node.inode.space().map_err(|errno| self.fault("asking for free space", errno))?;
         Ok(FileSystemStatistics {
             block_size: u32::try_from(if space.f_frsize > 0 { space.f_frsize } else { space.f_bsize })
                 .unwrap_or(u32::MAX),

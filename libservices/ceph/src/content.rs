@@ -1,7 +1,6 @@
 //! Opens files, reads and writes them.
 
 use crate::attributes::{has_set_id_bits, restore_set_id_bits};
-use crate::error::backend;
 use crate::handles::{File, Handle};
 use crate::layer::Ceph;
 use libc::c_int;
@@ -41,7 +40,7 @@ impl Ceph {
         if flags.writable() {
             self.changeable(&node)?;
         }
-        let open = node.inode.open(flags_below(flags)).map_err(|errno| backend("opening a file", errno))?;
+        let open = node.inode.open(flags_below(flags)).map_err(|errno| self.fault("opening a file", errno))?;
         if flags.contains(OpenFlags::TRUNCATE) && flags.writable() {
             let changes = SetAttributes { size: Some(0), ..SetAttributes::default() };
             self.change_attributes(id, &changes, None)?;
@@ -52,7 +51,7 @@ impl Ceph {
     pub(crate) fn read_file(&self, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let handle = self.handles.get(handle)?;
         let file = handle.readable()?;
-        let fault = |errno| backend("reading a file", errno);
+        let fault = |errno| self.fault("reading a file", errno);
         let Ok(mut at) = place(offset) else { return Ok(0) };
         let mut done = 0;
         while done < buffer.len() {
@@ -69,7 +68,8 @@ impl Ceph {
     pub(crate) fn write_file(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<Written> {
         let handle = self.handles.get(handle)?;
         let file = handle.writable()?;
-        let fault = |errno| backend("writing a file", errno);
+        let fault = |errno| self.fault("writing a file", errno);
+        self.has_session("writing a file")?;
         let (node, is_append) = (&file.node, file.flags.contains(OpenFlags::APPEND));
         let write = |offset| {
             end(offset, data.len() as u64)?;
@@ -94,7 +94,7 @@ impl Ceph {
             (write(offset)?, offset)
         };
         if let Some(durability) = Durability::of_writes(file.flags) {
-            file.open.sync(durability == Durability::Data).map_err(fault)?;
+            self.synced(&node.inode, || file.open.sync(durability == Durability::Data))?;
         }
         Ok(Written { count, offset })
     }
@@ -111,14 +111,14 @@ impl Ceph {
             return fail(Errno::EOPNOTSUPP);
         }
         let punched = file.open.allocate(mode.bits() as c_int, place(offset)?, place(length)?);
-        punched.map_err(|errno| backend("punching a hole", errno))
+        punched.map_err(|errno| self.fault("punching a hole", errno))
     }
 
     /// All below the size is data.
     pub(crate) fn seek_file(&self, handle: HandleId, offset: u64, to: SeekTo) -> Result<u64> {
         let handle = self.handles.get(handle)?;
         let Handle::File(file) = &*handle else { return fail(Errno::EBADF) };
-        let size = file.node.inode.attributes().map_err(|errno| backend("reading a size", errno))?.size;
+        let size = file.node.inode.attributes().map_err(|errno| self.fault("reading a size", errno))?.size;
         match to {
             _ if offset >= size => fail(Errno::ENXIO),
             SeekTo::Data => Ok(offset),
@@ -127,10 +127,10 @@ impl Ceph {
     }
 
     pub(crate) fn make_durable(&self, handle: HandleId, durability: Durability) -> Result<()> {
-        let synced = match &*self.handles.get(handle)? {
+        let handle = self.handles.get(handle)?;
+        self.synced(&handle.node().inode, || match &*handle {
             Handle::File(file) => file.open.sync(durability == Durability::Data),
             Handle::Directory(node, _) => node.inode.sync(),
-        };
-        synced.map_err(|errno| backend("making a file durable", errno))
+        })
     }
 }

@@ -69,14 +69,22 @@ fn remedy(errno: Errno) -> &'static str {
     }
 }
 
+/// Whether an answer says that the cluster has ended this client's session: libcephfs never begins another one then.
+pub(crate) fn is_over(errno: Errno) -> bool {
+    const ESHUTDOWN: Errno = Errno::from_raw(108);
+    matches!(errno, ESHUTDOWN | Errno::ENOTCONN)
+}
+
+/// What is answered from there on.
+pub(crate) fn over(doing: &'static str) -> Error {
+    let message = format!("CephFS, {doing}: the cluster has closed this client's session; unmount and mount again");
+    Error::new(Errno::EIO, message)
+}
+
 /// The number of what libcephfs answered while `doing`, with words where an operator has to act on it.
 pub(crate) fn backend(doing: &'static str, errno: Errno) -> Error {
-    const ESHUTDOWN: Errno = Errno::from_raw(108);
     match errno {
-        ESHUTDOWN | Errno::ENOTCONN => Error::new(
-            Errno::EIO,
-            format!("CephFS, {doing}: the cluster has closed this client's session; unmount and mount again"),
-        ),
+        _ if is_over(errno) => over(doing),
         Errno::EIO | Errno::ENOMEM | Errno::ETIMEDOUT => {
             Error::new(errno, format!("CephFS, {doing}: the cluster refuses"))
         }

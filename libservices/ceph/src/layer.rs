@@ -1,12 +1,12 @@
 //! [`Ceph`] and its implementation of the layer interface.
 
-use crate::client::Client;
-use crate::error::{MountError, backend};
+use crate::client::{Answer, Client, Inode};
+use crate::error::{MountError, backend, is_over, over};
 use crate::handles::{Handle, Handles};
 use crate::nodes::{Node, Nodes};
 use crate::source::Source;
 use poolfs_libservice::{
-    DirectoryEntry, Durability, Entry, Libservice, NameChange, Result, Written, copy_by_reading, fail,
+    DirectoryEntry, Durability, Entry, Error, Libservice, NameChange, Result, Written, copy_by_reading, fail,
 };
 use poolfs_types::{
     AllocateMode, Attributes, Caller, Errno, FileSystemStatistics, FileType, HandleId, Name, NodeId, OpenFlags,
@@ -27,6 +27,9 @@ pub struct Ceph {
     read_only: bool,
     /// From here on nothing is made durable.
     is_discarded: AtomicBool,
+    /// The cluster has ended the session. What was accepted then may be lost, and libcephfs, which has thrown it away, answers success to
+    /// whoever wants it durable.
+    is_over: AtomicBool,
 }
 
 impl Ceph {
@@ -44,8 +47,8 @@ impl Ceph {
         let root = client.root().map_err(refused)?;
         let found = root.attributes().map_err(refused)?;
         let nodes = Nodes::new(root, &found).map_err(|error| refused(error.errno()))?;
-        let (handles, names, is_discarded) = Default::default();
-        Ok(Arc::new(Self { handles, nodes, names, client, read_only: source.read_only, is_discarded }))
+        let (handles, names, is_discarded, is_over) = Default::default();
+        Ok(Arc::new(Self { handles, nodes, names, client, read_only: source.read_only, is_discarded, is_over }))
     }
 
     /// Nobody is going to look at the tree again: from here on nothing is made durable.
@@ -55,7 +58,31 @@ impl Ceph {
 
     /// Refuses a change of what cannot be changed.
     pub(crate) fn changeable(&self, node: &Node) -> Result<()> {
-        if self.read_only || node.is_snapshot { fail(Errno::EROFS) } else { Ok(()) }
+        if self.read_only || node.is_snapshot { fail(Errno::EROFS) } else { self.has_session("a change") }
+    }
+
+    /// What libcephfs answered while `doing`; that the session is over is remembered.
+    pub(crate) fn fault(&self, doing: &'static str, errno: Errno) -> Error {
+        if is_over(errno) {
+            self.is_over.store(true, Ordering::Release);
+        }
+        backend(doing, errno)
+    }
+
+    /// Refuses what counts on the session when that is over.
+    pub(crate) fn has_session(&self, doing: &'static str) -> Result<()> {
+        if self.is_over.load(Ordering::Acquire) { Err(over(doing)) } else { Ok(()) }
+    }
+
+    /// Makes something durable, and answers success only where that is true.
+    ///
+    /// With the session go all capabilities of its client, before anybody who waits for the cluster is told. So the attributes of an inode
+    /// of which it had some are known here as long as the session lives, and are asked of the cluster, which refuses, when it is over.
+    pub(crate) fn synced(&self, inode: &Inode, sync: impl FnOnce() -> Answer<()>) -> Result<()> {
+        const DOING: &str = "making a file durable";
+        self.has_session(DOING)?;
+        sync().and_then(|()| inode.attributes()).map_err(|errno| self.fault(DOING, errno))?;
+        self.has_session(DOING)
     }
 
     pub(crate) fn add_handle(&self, handle: Handle) -> Result<HandleId> {
@@ -244,7 +271,7 @@ impl Libservice for Ceph {
         if self.is_discarded.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.client.sync().map_err(|errno| backend("making all durable", errno))
+        self.synced(&self.nodes.root()?.inode, || self.client.sync())
     }
 
     fn copy_range(

@@ -3,7 +3,6 @@
 use crate::attributes::touch;
 use crate::client::{Answer, Inode};
 use crate::content;
-use crate::error::backend;
 use crate::functions::Statx;
 use crate::handles::{File, Handle, Listing};
 use crate::layer::Ceph;
@@ -56,7 +55,7 @@ impl Ceph {
     pub(crate) fn find(&self, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let parent = self.directory(parent)?;
         let (inode, found) =
-            parent.inode.lookup(name.as_bytes()).map_err(|errno| backend("looking up a name", errno))?;
+            parent.inode.lookup(name.as_bytes()).map_err(|errno| self.fault("looking up a name", errno))?;
         self.nodes.acquire(inode, &found)
     }
 
@@ -92,7 +91,7 @@ impl Ceph {
     ) -> Result<Entry> {
         let parent = self.making_in(parent, name)?;
         let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        let making = || make(&parent.inode).map_err(|errno| backend("making a name", errno));
+        let making = || make(&parent.inode).map_err(|errno| self.fault("making a name", errno));
         let made = Self::changing(&[&parent], making)?;
         self.settle(made, caller, permissions)
     }
@@ -113,7 +112,7 @@ impl Ceph {
             let how = content::flags_below(flags) | libc::O_CREAT | libc::O_EXCL;
             let mode = FileType::Regular.mode_bits() | permissions & 0o777;
             let create = || parent.inode.create(caller, name.as_bytes(), mode, how);
-            let making = || create().map_err(|errno| backend("creating a file", errno));
+            let making = || create().map_err(|errno| self.fault("creating a file", errno));
             let (inode, found, file) = Self::changing(&[&parent], making)?;
             open = file;
             entry = self.settle((inode, found), caller, permissions)?;
@@ -166,7 +165,7 @@ impl Ceph {
     pub(crate) fn make_link(&self, id: NodeId, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let node = self.nodes.get(id)?;
         let parent = self.making_in(parent, name)?;
-        let fault = |errno| backend("making a link", errno);
+        let fault = |errno| self.fault("making a link", errno);
         {
             let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
             let refusal = match node.file_type {
@@ -190,7 +189,7 @@ impl Ceph {
         let parent = self.directory(parent)?;
         self.changeable(&parent)?;
         let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        let fault = |errno| backend("removing a name", errno);
+        let fault = |errno| self.fault("removing a name", errno);
         let (_, found) = parent.inode.lookup(name.as_bytes()).map_err(fault)?;
         match (seen::of(&found)?.attributes.is_directory(), is_directory) {
             (true, false) => return fail(Errno::EISDIR),
@@ -217,7 +216,7 @@ impl Ceph {
         }
         self.changeable(&from)?;
         self.changeable(&to)?;
-        let fault = |errno| backend("renaming", errno);
+        let fault = |errno| self.fault("renaming", errno);
         let _alone = self.names.write().unwrap_or_else(PoisonError::into_inner);
         let (source, found) = from.inode.lookup(name.as_bytes()).map_err(fault)?;
         let is_directory = |found| seen::of(found).map(|seen| seen.attributes.is_directory());
@@ -274,14 +273,14 @@ impl Ceph {
             return fail(Errno::EINVAL);
         }
         let mut target = vec![0; TARGET_BYTES_MAX + 1];
-        let length = node.inode.read_link(&mut target).map_err(|errno| backend("reading a symbolic link", errno))?;
+        let length = node.inode.read_link(&mut target).map_err(|errno| self.fault("reading a symbolic link", errno))?;
         target.truncate(length);
         Ok(target)
     }
 
     pub(crate) fn open_directory(&self, id: NodeId) -> Result<HandleId> {
         let node = self.directory(id)?;
-        let open = node.inode.open_directory().map_err(|errno| backend("opening a directory", errno))?;
+        let open = node.inode.open_directory().map_err(|errno| self.fault("opening a directory", errno))?;
         self.add_handle(Handle::Directory(node, Mutex::new(Listing { open, place: 0 })))
     }
 
@@ -299,7 +298,7 @@ impl Ceph {
             listing.open.seek(place);
         }
         loop {
-            let next = listing.open.next().map_err(|errno| backend("listing a directory", errno))?;
+            let next = listing.open.next().map_err(|errno| self.fault("listing a directory", errno))?;
             let Some(listed) = next else { return Ok(()) };
             listing.place = listed.next;
             let Ok(name) = Name::new(&listed.name) else { continue };

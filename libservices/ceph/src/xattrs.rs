@@ -1,7 +1,6 @@
 //! Extended attributes, POSIX ACLs included.
 
 use crate::client::Answer;
-use crate::error::backend;
 use crate::layer::Ceph;
 use crate::nodes::Node;
 use poolfs_libservice::{Acl, Result, fail};
@@ -81,7 +80,7 @@ impl Ceph {
             return fail(Errno::ENODATA);
         }
         let value = filled(XATTR_VALUE_MAX, |value| node.inode.xattr(&name, value));
-        value.map_err(|errno| backend("reading an extended attribute", errno))
+        value.map_err(|errno| self.fault("reading an extended attribute", errno))
     }
 
     pub(crate) fn set_xattr(&self, id: NodeId, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
@@ -100,13 +99,13 @@ impl Ceph {
         }
         check_list(&node, &name, value)?;
         let set = node.inode.set_xattr(&name, value, flags.bits() as libc::c_int);
-        set.map_err(|errno| backend("setting an extended attribute", errno))
+        set.map_err(|errno| self.fault("setting an extended attribute", errno))
     }
 
     pub(crate) fn xattr_names(&self, id: NodeId) -> Result<Vec<Vec<u8>>> {
         let node = self.nodes.get(id)?;
         let list = filled(LIST_BYTES_MAX, |list| node.inode.xattr_names(list));
-        let list = list.map_err(|errno| backend("listing extended attributes", errno))?;
+        let list = list.map_err(|errno| self.fault("listing extended attributes", errno))?;
         let names = list.split(|&byte| byte == 0);
         Ok(names.filter(|name| !name.is_empty() && !name.starts_with(OF_CLUSTER)).map(<[u8]>::to_vec).collect())
     }
@@ -125,7 +124,7 @@ impl Ceph {
         match node.inode.remove_xattr(&name) {
             // Removing an ACL that does not exist succeeds.
             Err(Errno::ENODATA) if [ACCESS_LIST, DEFAULT_LIST].contains(&name.to_bytes()) => Ok(()),
-            removed => removed.map_err(|errno| backend("removing an extended attribute", errno)),
+            removed => removed.map_err(|errno| self.fault("removing an extended attribute", errno)),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::cluster::Cluster;
 use poolfs_ceph::{Ceph, ClaimKind, Source};
-use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{Caller, Errno, Name, NodeId, OpenFlags};
+use poolfs_libservice::{Durability, Libservice};
 
 #[test]
 fn one_claims_a_tree_alone_or_many_share_it() {
@@ -36,10 +36,37 @@ fn a_successor_takes_what_its_predecessor_has_and_fences_it() {
     assert!(other.claim(ClaimKind::Alone).expect("answered").is_none(), "another holder takes nothing");
     let second = Ceph::mount(&held("one")).expect("mounted");
     assert!(second.claim(ClaimKind::Alone).expect("answered").is_some(), "its predecessor's session is over");
-    let written = first
-        .write(&Caller::ROOT, file, 0, b"late")
-        .and_then(|_| first.fsync(&Caller::ROOT, file, poolfs_libservice::Durability::All));
+    let written =
+        first.write(&Caller::ROOT, file, 0, b"late").and_then(|_| first.fsync(&Caller::ROOT, file, Durability::All));
+    let second = Ceph::mount(&held("three")).expect("mounted");
     let found = second.lookup(&Caller::ROOT, NodeId::ROOT, name).expect("found");
     assert_eq!(found.attributes.size, 0, "{written:?}");
     assert_ne!(written.expect_err("it is fenced").errno(), Errno::ESTALE, "{:?}", made.node);
+}
+
+/// libcephfs answers such calls with success: it has thrown away what they were to make durable.
+#[test]
+fn what_a_fenced_client_had_accepted_is_never_called_durable() {
+    let cluster = Cluster::new();
+    let held = |holder: &str| Source { holder: Some(holder.to_owned()), ..cluster.source("/tests") };
+    let first = Ceph::mount(&held("one")).expect("mounted");
+    let make = |name: &[u8]| {
+        let name = Name::new(name).expect("a name");
+        first.create(&Caller::ROOT, NodeId::ROOT, name, 0o644, OpenFlags::READ_WRITE).expect("made").1
+    };
+    let (file, untouched) = (make(b"f"), make(b"g"));
+    first.fsync(&Caller::ROOT, file, Durability::All).expect("durable");
+    first.write(&Caller::ROOT, file, 0, b"accepted").expect("written");
+    let _second = Ceph::mount(&held("one")).expect("mounted");
+    for _ in 0..2 {
+        for handle in [file, untouched] {
+            for durability in [Durability::All, Durability::Data] {
+                let refused = first.fsync(&Caller::ROOT, handle, durability).expect_err("it has thrown that away");
+                assert_eq!(refused.errno(), Errno::EIO);
+                assert!(refused.message().is_some_and(|text| text.contains("mount again")), "{refused}");
+            }
+        }
+        assert_eq!(first.sync().expect_err("nor all of it").errno(), Errno::EIO);
+        assert_eq!(first.write(&Caller::ROOT, untouched, 0, b"late").expect_err("fenced").errno(), Errno::EIO);
+    }
 }
