@@ -56,7 +56,8 @@ impl Acl {
     }
 
     /// The nine permission bits this list stands for, and whether they say all of it.
-    pub(crate) fn equivalent_mode(&self) -> (u32, bool) {
+    #[must_use]
+    pub fn equivalent_mode(&self) -> (u32, bool) {
         let mut mode = 0;
         let mut equivalent = true;
         for entry in &self.0 {

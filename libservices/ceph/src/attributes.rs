@@ -124,10 +124,16 @@ impl Ceph {
             values.modified = at;
             mask |= SET_MODIFIED;
         }
+        let before = (values.changed.tv_sec, values.changed.tv_nsec);
         if mask != 0 {
             node.inode.set_attributes(&mut values, mask).map_err(fault)?;
         }
-        let found = node.inode.attributes().map_err(fault)?;
+        let mut found = node.inode.attributes().map_err(fault)?;
+        if mask != 0 && (found.changed.tv_sec, found.changed.tv_nsec) == before {
+            // libcephfs takes what is so already for no change. To change nothing means that the time is to change.
+            node.inode.set_attributes(&mut found, 0).map_err(fault)?;
+            found = node.inode.attributes().map_err(fault)?;
+        }
         Ok(seen::of(&found)?.attributes)
     }
 

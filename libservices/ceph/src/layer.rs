@@ -23,6 +23,8 @@ pub struct Ceph {
     pub(crate) nodes: Nodes,
     /// Held for writing by a rename, which looks first and renames then.
     pub(crate) names: RwLock<()>,
+    /// Shared by whoever has libcephfs take up names in its cache; alone has it a rename after which that forgets some.
+    pub(crate) known_names: RwLock<()>,
     client: Arc<Client>,
     read_only: bool,
     /// From here on nothing is made durable.
@@ -47,8 +49,17 @@ impl Ceph {
         let root = client.root().map_err(refused)?;
         let found = root.attributes().map_err(refused)?;
         let nodes = Nodes::new(root, &found).map_err(|error| refused(error.errno()))?;
-        let (handles, names, is_discarded, is_over) = Default::default();
-        Ok(Arc::new(Self { handles, nodes, names, client, read_only: source.read_only, is_discarded, is_over }))
+        let (handles, names, known_names, is_discarded, is_over) = Default::default();
+        Ok(Arc::new(Self {
+            handles,
+            nodes,
+            names,
+            known_names,
+            client,
+            read_only: source.read_only,
+            is_discarded,
+            is_over,
+        }))
     }
 
     /// Nobody is going to look at the tree again: from here on nothing is made durable.

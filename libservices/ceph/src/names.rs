@@ -10,11 +10,15 @@ use crate::nodes::Node;
 use crate::seen::{self, decoded_device, shown_inode};
 use poolfs_libservice::{DirectoryEntry, Entry, Result, fail};
 use poolfs_types::{Caller, Errno, FileType, HandleId, Name, NodeId, OpenFlags, RenameFlags, SetAttributes};
+use std::ffi::CStr;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Longest target of a symbolic link (Linux's PATH_MAX less the terminator).
 const TARGET_BYTES_MAX: usize = 4095;
+
+/// To ask for this asks the metadata server for the attributes of a directory, whatever is known.
+const SUBDIRECTORIES: &CStr = c"ceph.dir.subdirs";
 
 impl Ceph {
     fn directory(&self, id: NodeId) -> Result<Arc<Node>> {
@@ -54,8 +58,10 @@ impl Ceph {
 
     pub(crate) fn find(&self, parent: NodeId, name: Name<'_>) -> Result<Entry> {
         let parent = self.directory(parent)?;
-        let (inode, found) =
-            parent.inode.lookup(name.as_bytes()).map_err(|errno| self.fault("looking up a name", errno))?;
+        let known = self.known_names.read().unwrap_or_else(PoisonError::into_inner);
+        let found = parent.inode.lookup(name.as_bytes());
+        drop(known);
+        let (inode, found) = found.map_err(|errno| self.fault("looking up a name", errno))?;
         self.nodes.acquire(inode, &found)
     }
 
@@ -219,10 +225,11 @@ impl Ceph {
         let fault = |errno| self.fault("renaming", errno);
         let _alone = self.names.write().unwrap_or_else(PoisonError::into_inner);
         let (source, found) = from.inode.lookup(name.as_bytes()).map_err(fault)?;
-        let is_directory = |found| seen::of(found).map(|seen| seen.attributes.is_directory());
+        let is_directory = |found: &Statx| seen::of(found).map(|seen| seen.attributes.is_directory());
         if is_directory(&found)? && self.is_at_or_above(&source, &to.inode).map_err(fault)? {
             return fail(Errno::EINVAL);
         }
+        let mut other_names = None;
         match to.inode.lookup(new_name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Err(errno) => return Err(fault(errno)),
@@ -235,7 +242,7 @@ impl Ceph {
                 }
                 (true, false) => return fail(Errno::ENOTDIR),
                 (false, true) => return fail(Errno::EISDIR),
-                _ => {}
+                (is_directory, _) => other_names = (!is_directory && replaced.links > 1).then_some(target),
             },
         }
         let rename = || match from.inode.rename(name.as_bytes(), &to.inode, new_name.as_bytes()) {
@@ -243,7 +250,21 @@ impl Ceph {
             Err(Errno::EXDEV) if to.inode.attributes().is_ok_and(|found| found.links == 0) => fail(Errno::ENOENT),
             renamed => renamed.map_err(fault),
         };
-        Self::changing(&[&from, &to], rename)
+        let Some(replaced) = other_names else {
+            Self::changing(&[&from, &to], rename)?;
+            if is_directory(&found)? && !Arc::ptr_eq(&from, &to) {
+                // What the metadata server tells of a rename leaves out how many directories are left in the one that it came from.
+                let _ = from.inode.xattr(SUBDIRECTORIES, &mut [0; 32]);
+            }
+            return Ok(());
+        };
+        // When the metadata server has stored that a file was replaced, libcephfs forgets all its names, as if none were left, and does not
+        // forget that it knows all of their directories. As it drops what it knows of both when it renames, there is nothing to
+        // forget, unless a change of its names was not stored before, or somebody looks in between.
+        let _alone = self.known_names.write().unwrap_or_else(PoisonError::into_inner);
+        self.synced(&replaced, || replaced.sync())?;
+        Self::changing(&[&from, &to], rename)?;
+        self.synced(&to.inode, || to.inode.sync())
     }
 
     /// Whether `above` is the directory `inode`, or one of those that lead to it.
@@ -298,7 +319,10 @@ impl Ceph {
             listing.open.seek(place);
         }
         loop {
-            let next = listing.open.next().map_err(|errno| self.fault("listing a directory", errno))?;
+            let known = self.known_names.read().unwrap_or_else(PoisonError::into_inner);
+            let next = listing.open.next();
+            drop(known);
+            let next = next.map_err(|errno| self.fault("listing a directory", errno))?;
             let Some(listed) = next else { return Ok(()) };
             listing.place = listed.next;
             let Ok(name) = Name::new(&listed.name) else { continue };

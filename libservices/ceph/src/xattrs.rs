@@ -53,11 +53,14 @@ fn fits(node: &Node, name: &CStr) -> bool {
     has_users || !name.to_bytes().starts_with(b"user.")
 }
 
-/// Refuses names of no namespace, and those of access lists where there are none.
+/// Refuses names of no namespace, and of nothing in one, and those of access lists where there are none.
 fn check_namespace(node: &Node, name: &CStr) -> Result<()> {
     let name = name.to_bytes();
-    let is_known =
-        [b"user.".as_slice(), b"trusted.", b"security.", OF_CLUSTER].iter().any(|known| name.starts_with(known));
+    let namespaces = [b"user.".as_slice(), b"trusted.", b"security.", OF_CLUSTER];
+    if namespaces.contains(&name) {
+        return fail(Errno::EINVAL);
+    }
+    let is_known = namespaces.iter().any(|known| name.starts_with(known));
     let is_list = name == ACCESS_LIST || name == DEFAULT_LIST;
     if is_known || is_list && node.file_type != FileType::Symlink { Ok(()) } else { fail(Errno::EOPNOTSUPP) }
 }
@@ -98,8 +101,20 @@ impl Ceph {
             return fail(Errno::EPERM);
         }
         check_list(&node, &name, value)?;
+        if self.says_no_more(&node, &name, value)? {
+            return Ok(());
+        }
         let set = node.inode.set_xattr(&name, value, flags.bits() as libc::c_int);
         set.map_err(|errno| self.fault("setting an extended attribute", errno))
+    }
+
+    /// Whether it is an access list that says what the mode says, of a file that has none: to set it is no change on Linux.
+    fn says_no_more(&self, node: &Node, name: &CStr, value: &[u8]) -> Result<bool> {
+        let list = if name.to_bytes() == ACCESS_LIST { Acl::parse(value)? } else { None };
+        let Some((mode, true)) = list.map(|list| list.equivalent_mode()) else { return Ok(false) };
+        let found = node.inode.attributes().map_err(|errno| self.fault("reading attributes", errno))?;
+        let has_none = matches!(node.inode.xattr(name, &mut [0; FIRST_BYTES]), Err(Errno::ENODATA));
+        Ok(has_none && u32::from(found.mode) & 0o777 == mode)
     }
 
     pub(crate) fn xattr_names(&self, id: NodeId) -> Result<Vec<Vec<u8>>> {

@@ -13,6 +13,7 @@ mod bitmaps;
 mod objects;
 
 use crate::Lower;
+use crate::exchange_note;
 use crate::format::DIRECTORY;
 use crate::format::{SketchRecord, bitmap_id};
 use crate::journal;
@@ -379,8 +380,15 @@ impl<'a> Checker<'a> {
     }
 
     fn leftovers(&mut self, places: &Places) -> Result<()> {
-        let Some(held) = &places.work else { return Ok(()) };
         let upper = self.upper;
+        if let Some(top) = &places.top
+            && find(upper, top.node(), exchange_note::NOTE)?.is_some()
+        {
+            let path = [DIRECTORY, b"/", exchange_note::NOTE].concat();
+            let cause = "two names were changing places when the end came";
+            let _ = self.mendable(&path, Problem::Leftover, cause, || exchange_note::complete(upper, top));
+        }
+        let Some(held) = &places.work else { return Ok(()) };
         for (name, file_type) in self.names("work", held)? {
             let (path, cause) = (in_work_directory("work", &name), "it was being made or removed when the end came");
             let _ = self.mendable(&path, Problem::Leftover, cause, || work::remove_tree(upper, held, &name, file_type));

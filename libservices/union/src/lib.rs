@@ -39,6 +39,8 @@ mod data;
 mod deferred;
 mod differences;
 mod durable;
+mod exchange;
+mod exchange_note;
 mod first_write;
 mod flatten;
 mod format;

@@ -2,6 +2,7 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
+use crate::exchange::{At, Side};
 use crate::format;
 use crate::node::{Content, Node};
 use crate::resolve::{Referenced, Slot};
@@ -62,7 +63,7 @@ impl Union {
         }
         let directory = self.copy_up(parent, Bytes::Sketch)?;
         let Made { held, attributes, opened } = match self.slot(&directory, name.as_bytes())? {
-            Slot::Whiteout => self.make_over_whiteout(caller, &directory, name, new)?,
+            Slot::Whiteout => self.make_over_whiteout(caller, (parent, &directory), name, new)?,
             _ => self.make_at(caller, directory.node(), name, new)?,
         };
         parent.changed.see();
@@ -118,7 +119,13 @@ impl Union {
 
     /// Makes the object in the work directory and puts it in the whiteout's place, so that what the whiteout hides never
     /// shows. It is made in a directory with the parent's default ACL, which decides its mode.
-    fn make_over_whiteout(&self, caller: &Caller, parent: &Held, name: Name<'_>, new: New<'_>) -> Result<Made> {
+    fn make_over_whiteout(
+        &self,
+        caller: &Caller,
+        (above, parent): (&Node, &Held),
+        name: Name<'_>,
+        new: New<'_>,
+    ) -> Result<Made> {
         let mut nest = Temporary::new(&self.work);
         let nested = Held::new(&self.upper, self.upper.mkdir(ROOT, nest.parent(), nest.name()?, 0o700)?.node);
         nest.holds(FileType::Directory);
@@ -128,12 +135,14 @@ impl Union {
             Err(error) => return Err(error),
         }
         let made = self.make_at(caller, nested.node(), name, new)?;
-        let mut flags = RenameFlags::empty();
         if matches!(new, New::Directory(_)) {
             marks::set(&*self.upper, made.held.node(), marks::OPAQUE, b"y")?;
-            flags = RenameFlags::EXCHANGE;
+            let place = nest.name()?;
+            let inside = Side { directory: nested.node(), name, at: At::Nested(place.as_bytes()) };
+            self.exchange_names(ROOT, inside, Side { directory: parent.node(), name, at: At::Union(above) })?;
+            return Ok(made);
         }
-        self.upper.rename(ROOT, nested.node(), name, parent.node(), name, flags)?;
+        self.upper.rename(ROOT, nested.node(), name, parent.node(), name, RenameFlags::empty())?;
         Ok(made)
     }
 
@@ -328,8 +337,8 @@ impl Union {
             let directory = self.copy_up(parent, Bytes::Sketch)?;
             let mut whiteout = self.make_whiteout(parent, &directory)?;
             if child.upper().is_some() {
-                let (work, from) = (whiteout.parent(), whiteout.name()?);
-                self.upper.rename(ROOT, work, from, directory.node(), name, RenameFlags::EXCHANGE)?;
+                let there = Side { directory: directory.node(), name, at: At::Union(parent) };
+                self.exchange_names(ROOT, whiteout.side()?, there)?;
                 whiteout.holds(FileType::Directory);
                 left = Some(whiteout);
             } else {

@@ -8,6 +8,7 @@
 
 use crate::Union;
 use crate::copyup::Bytes;
+use crate::exchange::{At, Side};
 use crate::format;
 use crate::node::Node;
 use crate::resolve::{Referenced, Slot};
@@ -29,6 +30,13 @@ const REDIRECT_PATH_MAX: usize = 2048;
 pub(crate) struct End<'a> {
     pub parent: &'a Arc<Node>,
     pub name: Name<'a>,
+}
+
+impl<'a> End<'a> {
+    /// It in the upper branch, where `directory` is its parent.
+    fn side(&self, directory: &Held) -> Side<'a> {
+        Side { directory: directory.node(), name: self.name, at: At::Union(self.parent) }
+    }
 }
 
 /// What came of a rename.
@@ -166,7 +174,7 @@ impl Union {
         let (from, to) = (self.copy_up(old.parent, Bytes::Sketch)?, self.copy_up(new.parent, Bytes::Sketch)?);
         self.note_origin(source, new.parent, &to)?;
         self.note_origin(target, old.parent, &from)?;
-        self.upper.rename(caller, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
+        self.exchange_names(caller, old.side(&from), new.side(&to))?;
         self.move_name(source, old, new);
         self.move_name(target, new, old);
         Ok(())
@@ -213,7 +221,7 @@ impl Union {
         let (mut whiteout, mut left) = (None, None);
         if source.is_directory() {
             left = self.move_directory(old, &from, new, &to, hides)?;
-        } else if hides && target.is_none() {
+        } else if hides && target.is_none() && self.work.exchanges {
             self.change_places(old, &from, new, &to)?;
         } else if hides {
             whiteout = Some(self.make_whiteout(old.parent, &from)?);
@@ -270,7 +278,7 @@ impl Union {
                 self.cut_off(&empty, marks::Marks::read(&*self.upper, empty.node())?.whiteouts)?;
             }
         }
-        self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)?;
+        self.exchange_names(ROOT, old.side(from), new.side(to))?;
         let left = match self.slot(from, old.name.as_bytes())? {
             Slot::Whiteout if hides => return Ok(None),
             Slot::Whiteout => FileType::Regular,
@@ -279,8 +287,7 @@ impl Union {
         };
         match whiteout {
             Some(mut whiteout) => {
-                let (work, place) = (whiteout.parent(), whiteout.name()?);
-                self.upper.rename(ROOT, from.node(), old.name, work, place, RenameFlags::EXCHANGE)?;
+                self.exchange_names(ROOT, old.side(from), whiteout.side()?)?;
                 whiteout.holds(left);
                 Ok(Some(whiteout))
             }
@@ -295,7 +302,7 @@ impl Union {
             self.white_out(new.parent, to, new.name)?;
         }
         self.mark_whiteouts(old.parent, from)?;
-        self.upper.rename(ROOT, from.node(), old.name, to.node(), new.name, RenameFlags::EXCHANGE)
+        self.exchange_names(ROOT, old.side(from), new.side(to))
     }
 
     /// Gives a file the name of another, which loses it. A whiteout has to take the old name then: no single step replaces

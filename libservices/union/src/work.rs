@@ -1,6 +1,7 @@
 //! The work directory in the upper branch's root: temporary objects, bitmaps, the index of hard links.
 
 use crate::attributed::{self, Pending};
+use crate::exchange_note;
 use crate::format::DIRECTORY;
 use crate::format::{SketchRecord, bitmap_name};
 use crate::marks;
@@ -44,6 +45,8 @@ pub(crate) struct Work {
     pub place: Place,
     /// whether each sketch is known to have a bitmap of its own
     pub is_settled: bool,
+    /// whether the backend exchanges names in one step
+    pub exchanges: bool,
 }
 
 fn directory(upper: &Branch, parent: NodeId, name: &[u8]) -> Result<Held> {
@@ -72,12 +75,14 @@ impl Work {
         }
         let top = directory(upper, NodeId::ROOT, DIRECTORY)?;
         let format = checked_format(upper, &top)?;
+        exchange_note::complete(upper, &top)?;
         let mut work = Work {
             upper: upper.clone(),
             format,
             work: directory(upper, top.node(), b"work")?,
             bitmaps: directory(upper, top.node(), b"bitmaps")?,
             index: directory(upper, top.node(), b"index")?,
+            exchanges: exchange_note::is_offered(upper, &top)?,
             top,
             attributed: Pending::default(),
             counter: AtomicU64::new(0),
@@ -146,6 +151,7 @@ impl Work {
             is_frozen: true,
             place,
             is_settled: place == Place::Untouched,
+            exchanges: true,
         })
     }
 

@@ -4,7 +4,7 @@ use super::compare::Steps;
 use super::process::Side;
 use super::tree::plant;
 use super::{Difference, PROCESSES, TICK};
-use crate::{Pool, checksum, compile};
+use crate::{Cluster, Pool, checksum, compile, name_of};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,14 +25,37 @@ pub enum Stack {
     Union,
     /// the same with a cache far smaller than the files
     TinyCache,
+    /// a directory at a Ceph cluster
+    Ceph,
+    /// a union whose branches are at one, and whose lower branch has the tree
+    CephUnion,
 }
 
 impl Stack {
     /// All that are poolfs.
-    pub const ALL: [Self; 3] = [Self::Directory, Self::Union, Self::TinyCache];
+    pub const ALL: [Self; 5] = [Self::Directory, Self::Union, Self::TinyCache, Self::Ceph, Self::CephUnion];
 
     fn cache(self) -> &'static str {
         if self == Self::TinyCache { "256K" } else { "64M" }
+    }
+
+    /// Whether its branches are at a Ceph cluster.
+    fn is_at_cluster(self) -> bool {
+        matches!(self, Self::Ceph | Self::CephUnion)
+    }
+
+    fn is_union(self) -> bool {
+        matches!(self, Self::Union | Self::TinyCache | Self::CephUnion)
+    }
+
+    /// Whether it offers what a line asks for: CephFS reserves no room, has no range of zeros and exchanges no names.
+    fn offers(self, line: &str) -> bool {
+        let words: Vec<&str> = line.split(' ').filter(|word| !["child", "bare"].contains(word)).collect();
+        match words[..] {
+            [_, "fallocate", _, mode, ..] => !self.is_at_cluster() || mode == "3",
+            [_, "rename", _, _, flags] => !self.is_at_cluster() || !["2", "3"].contains(&flags),
+            _ => true,
+        }
     }
 }
 
@@ -42,6 +65,8 @@ pub struct World {
     folder: PathBuf,
     worker: PathBuf,
     pool: Option<Pool>,
+    /// where the branches are, if they are not on the disk, and the pool that prepares them
+    cluster: Option<(Cluster, Pool)>,
     trees_left: usize,
     lower: Option<BTreeMap<String, String>>,
     is_mounted: bool,
@@ -73,6 +98,9 @@ impl World {
             folder: folder.to_path_buf(),
             worker,
             pool,
+            cluster: stack.is_at_cluster().then(|| {
+                (Cluster::create(folder), Pool::named(folder, &format!("{}-branches", name_of(folder)), "16M"))
+            }),
             trees_left: 0,
             lower: None,
             is_mounted: false,
@@ -93,12 +121,39 @@ impl World {
         self.folder.join(if poolfs { "poolfs" } else { "disk__" })
     }
 
-    fn branch(&self) -> PathBuf {
-        self.folder.join(match self.stack {
-            Stack::Disk => "poolfs",
-            Stack::Directory => "branch",
-            Stack::Union | Stack::TinyCache => "lower",
-        })
+    /// The name of a branch below that of what has all of them.
+    fn branch(&self) -> &'static str {
+        if self.stack.is_union() { "lower" } else { "branch" }
+    }
+
+    /// Does something with all branches, which are not in use.
+    fn with_branches<T>(&self, with: impl FnOnce(&Path) -> T) -> T {
+        let branches = self.folder.join("branches");
+        fs::create_dir_all(&branches).expect("a folder");
+        let Some((cluster, pool)) = &self.cluster else { return with(&branches) };
+        let configuration = cluster.configuration();
+        let access = ["--dir", "ceph:/", "--ceph-conf", configuration.to_str().expect("paths of tests are text")];
+        let mounted = pool.mount(&branches, &access);
+        let done = with(&branches);
+        let _ = mounted.unmount().expect("umount");
+        done
+    }
+
+    /// What a mount of the stack is given.
+    fn arguments(&self) -> Vec<String> {
+        let place = match &self.cluster {
+            Some(_) => "ceph:".to_owned(),
+            None => self.folder.join("branches").display().to_string(),
+        };
+        let of = |option: &str, name: &str| [format!("--{option}"), format!("{place}/{name}")];
+        let mut arguments = match self.stack.is_union() {
+            true => [of("upper", "upper"), of("lower", self.branch())].concat(),
+            false => of("dir", self.branch()).to_vec(),
+        };
+        if let Some((cluster, _)) = &self.cluster {
+            arguments.extend(["--ceph-conf".to_owned(), cluster.configuration().display().to_string()]);
+        }
+        arguments
     }
 
     /// Unmounts, looks whether the lower branch is what it was, and mounts over new trees.
@@ -106,29 +161,33 @@ impl World {
         self.end();
         self.trees_left = TREES;
         self.operations_here = 0;
-        let branch = self.branch();
         let disk = self.side(false);
-        for folder in [&branch, &self.folder.join("upper"), &disk] {
-            fs::create_dir_all(folder).expect("a folder");
-            for entry in fs::read_dir(folder).expect("readable") {
-                fs::remove_dir_all(entry.expect("readable").path()).expect("old trees go");
+        let at = self.side(true);
+        let plant_in = |folders: &[&Path]| {
+            for folder in folders {
+                fs::create_dir_all(folder).expect("a folder");
+                for entry in fs::read_dir(folder).expect("readable") {
+                    fs::remove_dir_all(entry.expect("readable").path()).expect("old trees go");
+                }
             }
-        }
-        for number in 1..=TREES {
-            for root in [branch.join(tree(number)), disk.join(tree(number))] {
+            for number in 1..=TREES {
+                let root = folders[0].join(tree(number));
                 fs::create_dir_all(&root).expect("a folder");
                 plant(&root);
             }
-        }
-        let at = self.side(true);
+        };
+        plant_in(&[&disk]);
         if let Some(pool) = &self.pool {
-            if self.stack == Stack::Directory {
-                pool.mount_directory(&at, &branch).keep();
-            } else {
-                self.lower = Some(checksum(&branch));
-                pool.mount_union(&at, &self.folder.join("upper"), &[&branch]).keep();
-            }
+            self.lower = self.with_branches(|branches| {
+                let branch = branches.join(self.branch());
+                plant_in(&[&branch, &branches.join("upper")]);
+                self.stack.is_union().then(|| checksum(&branch))
+            });
+            let arguments = self.arguments();
+            pool.mount(&at, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).keep();
             self.is_mounted = true;
+        } else {
+            plant_in(&[&at]);
         }
         // In the test's own /run: a socket's name is short, and the test's folder is as long as the user's temporary directory.
         let start = |pool, name| Side::start(pool, &self.worker, &Path::new("/run").join(name));
@@ -150,7 +209,8 @@ impl World {
             let _ = pool.poolfs(&["umount", pool.name(), at]).expect("umount");
         }
         if let Some(before) = self.lower.take() {
-            assert_eq!(before, checksum(&self.branch()), "the lower branch changed");
+            let after = self.with_branches(|branches| checksum(&branches.join(self.branch())));
+            assert_eq!(before, after, "the lower branch changed");
         }
     }
 
@@ -176,6 +236,9 @@ impl World {
                 let asked = statx(CWD, &roots[0], AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
                 let _ = asked.expect("the root is there");
                 steps.tick();
+                continue;
+            }
+            if !self.stack.offers(line) {
                 continue;
             }
             let (process, rest) = line.split_once(' ').expect("a process and a line");

@@ -3,7 +3,9 @@
 use crate::cluster::Cluster;
 use poolfs_ceph::{Ceph, MountError};
 use poolfs_libservice::Libservice;
-use poolfs_libservice::types::{Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, XattrFlags};
+use poolfs_libservice::types::{
+    Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, SetTime, XattrFlags,
+};
 use std::error::Error;
 
 const ROOT: Caller = Caller::ROOT;
@@ -64,6 +66,21 @@ fn renaming_one_name_of_a_file_to_another_changes_nothing() {
 }
 
 #[test]
+fn a_directory_counts_those_in_it_after_one_was_moved_away() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let mkdir = |at, text: &str| layer.mkdir(&ROOT, at, name(text), 0o755).expect("made").node;
+    let (from, to) = (mkdir(NodeId::ROOT, "from"), mkdir(NodeId::ROOT, "to"));
+    for round in 0..10 {
+        mkdir(from, "d");
+        let links = |at| layer.getattr(&ROOT, at).expect("known").links;
+        assert_eq!((links(from), links(to)), (3, 2 + round));
+        layer.rename(&ROOT, from, name("d"), to, name(&format!("d{round}")), RenameFlags::empty()).expect("moved");
+        assert_eq!((links(from), links(to)), (2, 3 + round));
+    }
+}
+
+#[test]
 fn snapshots_are_read_and_not_changed() {
     let cluster = Cluster::new();
     let layer = cluster.fresh();
@@ -93,6 +110,7 @@ fn what_the_cluster_does_with_a_file_is_not_set_by_an_attribute() {
     let set = |attribute: &[u8]| layer.setxattr(&ROOT, NodeId::ROOT, attribute, b"1000000", XattrFlags::empty());
     assert_eq!(set(b"ceph.quota.max_bytes").expect_err("an operator's"), Errno::EOPNOTSUPP);
     set(b"user.mine").expect("anybody's");
+    assert_eq!(set(b"user.").expect_err("no name"), Errno::EINVAL);
     assert_eq!(layer.listxattr(&ROOT, NodeId::ROOT).expect("listed"), [b"user.mine".to_vec()]);
     let node = write(&layer, "f", b"12345");
     let long = vec![7; 3000];
@@ -104,6 +122,36 @@ fn what_the_cluster_does_with_a_file_is_not_set_by_an_attribute() {
     // The limit of the directory above it.
     let space = layer.statfs(&ROOT, node).expect("known");
     assert_eq!(space.blocks * u64::from(space.block_size), 1 << 30);
+}
+
+#[test]
+fn to_set_what_is_so_already_is_a_change() {
+    let cluster = Cluster::new();
+    // By another client than who made it, and by that.
+    let maker = cluster.mount("/tests");
+    let made = write(&maker, "f", b"content");
+    let other = cluster.mount("/tests");
+    let found = find(&other, "f").expect("there");
+    for (layer, node) in [(&other, found), (&maker, made), (&maker, made)] {
+        sets_what_is_so(layer, node);
+    }
+}
+
+fn sets_what_is_so(layer: &Ceph, node: NodeId) {
+    let mut last = layer.getattr(&ROOT, node).expect("known");
+    let set = SetAttributes::default();
+    for changes in [
+        SetAttributes { uid: Some(last.uid), ..set },
+        SetAttributes { gid: Some(last.gid), ..set },
+        SetAttributes { permissions: Some(last.permissions), ..set },
+        SetAttributes { modified: Some(SetTime::At(last.modified)), ..set },
+        SetAttributes { size: Some(last.size), ..set },
+    ] {
+        let next = layer.setattr(&ROOT, node, &changes, None).expect("changed");
+        assert!(next.changed > last.changed, "{changes:?}: {last:?} {next:?}");
+        assert!(changes.size.is_some() || next.modified == last.modified, "{changes:?}");
+        last = next;
+    }
 }
 
 #[test]

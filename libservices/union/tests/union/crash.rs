@@ -1,5 +1,6 @@
 //! Crash tests: power is cut after every change of the upper branch, and the union must then show an allowed state.
 
+use crate::exchange::open_without_exchange;
 use crate::script;
 use crate::support::*;
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
@@ -225,6 +226,15 @@ fn rmdir_step(path: &'static str) -> Step<'static> {
 
 #[test]
 fn names_survive_whole() {
+    names_survive(open_over);
+}
+
+#[test]
+fn names_survive_whole_where_none_are_exchanged() {
+    names_survive(open_without_exchange);
+}
+
+fn names_survive(open_over: Open) {
     let below = Memory::new();
     for directory in ["d", "d/e", "t", "empty"] {
         mkdir(&*below, directory);
@@ -281,6 +291,15 @@ fn names_survive_whole() {
 /// Power is cut after every change of many random ones: whatever is left can be listed, read and removed.
 #[test]
 fn any_crash_leaves_a_whole_tree() {
+    crashes_leave_whole_trees(open_over);
+}
+
+#[test]
+fn any_crash_leaves_a_whole_tree_where_no_names_are_exchanged() {
+    crashes_leave_whole_trees(open_without_exchange);
+}
+
+fn crashes_leave_whole_trees(open_over: Open) {
     for seed in 0..40u64 {
         let below = script::lower();
         let recorder = Recorder::new();

@@ -10,6 +10,7 @@ mod crash;
 mod death;
 mod deep;
 mod deferred;
+mod exchange;
 mod faults;
 mod frozen;
 mod hooked;
