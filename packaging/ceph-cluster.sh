@@ -1,9 +1,9 @@
 #!/bin/bash
 # A Ceph cluster for tests and trials in one folder, on this machine's loopback alone: one monitor, one OSD, one metadata server, no systemd.
 #   ceph-cluster.sh create FOLDER      make it and start it; FOLDER must not exist
-#   ceph-cluster.sh start FOLDER       start its daemons again
+#   ceph-cluster.sh start FOLDER [osd|mds]  start its daemons again, or one of them
 #   ceph-cluster.sh stop FOLDER        end them
-#   ceph-cluster.sh kill FOLDER        end them as a power cut would
+#   ceph-cluster.sh kill FOLDER [osd|mds]   end them as a power cut would, or one of them
 #   ceph-cluster.sh quota FOLDER DIRECTORY BYTES   limit what a directory of its filesystem stores; it is made
 #   ceph-cluster.sh snapshot FOLDER DIRECTORY NAME  make a snapshot of a directory
 #   ceph-cluster.sh evict FOLDER       end the sessions of all clients, which may do nothing any more then
@@ -292,9 +292,16 @@ create)
     launch mds a
     ask mds
     ;;
-start) start ;;
+start)
+    case ${3:-all} in
+    all) start ;;
+    osd) launch osd 0 && ask osd ;;
+    mds) launch mds a && ask mds ;;
+    *) fail "${3} is no daemon of its own: osd or mds" ;;
+    esac
+    ;;
 stop) for kind in mds osd mon; do end "$kind" TERM; done ;;
-kill) for kind in mds osd mon; do end "$kind" KILL; done ;;
+kill) for kind in ${3:-mds osd mon}; do end "$kind" KILL; done ;;
 quota) client quota "${3:?the directory}" "${4:?how many bytes}" ;;
 snapshot) client snapshot "${3:?the directory}" "${4:?its name}" ;;
 evict)

@@ -17,7 +17,7 @@ pub mod power;
 mod steps;
 mod tree;
 
-pub use cluster::Cluster;
+pub use cluster::{Cluster, Daemon};
 pub use command::{Outcome, run, run_within, shell};
 pub use foreign::{Foreign, is_mounted};
 pub use guest::{group_file, group_of, in_guest};

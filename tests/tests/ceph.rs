@@ -1,6 +1,6 @@
 //! Branches at a Ceph cluster, by the commands that mount them.
 
-use poolfs_tests::{Cluster, Pool, Way, isolated, name_of, run, wait_until};
+use poolfs_tests::{Cluster, Daemon, Pool, Way, isolated, name_of, run, wait_until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::Write;
@@ -15,13 +15,8 @@ fn another(folder: &Path, name: &str) -> Pool {
 /// A cluster with these directories, and how a mount names it.
 fn cluster(folder: &Path, directories: &[&str]) -> (Cluster, String) {
     let cluster = Cluster::create(folder);
+    cluster.make_directories(directories);
     let configuration = cluster.configuration().to_str().expect("text").to_owned();
-    let pool = another(folder, "maker");
-    let root = pool.mount(&folder.join("root"), &["--dir", "ceph:/", "--ceph-conf", &configuration]);
-    for directory in directories {
-        fs::create_dir_all(root.path().join(directory)).expect("made");
-    }
-    let _ = root.unmount().expect("umount");
     (cluster, configuration)
 }
 
@@ -173,7 +168,7 @@ fn a_cluster_that_does_not_answer_holds_up_nobody_else() {
         );
         let file = fs::File::create(mounted.path().join("f")).expect("made");
         file.sync_all().expect("it answers");
-        cluster.signal_storage(Signal::STOP);
+        cluster.signal(Daemon::Osd, Signal::STOP);
         let text = vec![7; 1 << 20];
         (&file).write_all(&text).expect("the cache takes it");
         let failed = file.sync_all().expect_err("it has a limit");
@@ -183,7 +178,7 @@ fn a_cluster_that_does_not_answer_holds_up_nobody_else() {
         });
         fs::write(healthy.path().join("g"), "healthy").expect("written");
         let _ = healthy.unmount().expect("umount");
-        cluster.signal_storage(Signal::CONT);
+        cluster.signal(Daemon::Osd, Signal::CONT);
         // It says that once for each open file.
         wait_until("all is stored", || file.sync_all().is_ok());
         drop(file);

@@ -30,12 +30,19 @@ fn now() -> timespec {
     timespec { tv_sec: since.as_secs() as i64, tv_nsec: since.subsec_nanos().into() }
 }
 
+/// The nearest time that CephFS can keep: it has 32 bits for seconds from 1970 on. The kernel's client does the same.
+fn nearest(at: Timestamp) -> timespec {
+    let last = i64::from(u32::MAX);
+    let nanoseconds = if (0..=last).contains(&at.seconds) { at.nanoseconds } else { 0 };
+    timespec { tv_sec: at.seconds.clamp(0, last), tv_nsec: nanoseconds.into() }
+}
+
 /// The time as libcephfs takes it.
 fn time(wanted: SetTime) -> Result<timespec> {
     match wanted {
         SetTime::Now => Ok(now()),
         SetTime::At(Timestamp { nanoseconds: 1_000_000_000.., .. }) => fail(Errno::EINVAL),
-        SetTime::At(at) => Ok(timespec { tv_sec: at.seconds, tv_nsec: at.nanoseconds.into() }),
+        SetTime::At(at) => Ok(nearest(at)),
     }
 }
 
@@ -94,9 +101,10 @@ impl Ceph {
         self.changeable(&node)?;
         let fault = |errno| self.fault("changing attributes", errno);
         let _alone = node.changing.write().unwrap_or_else(PoisonError::into_inner);
+        let before = node.inode.attributes().map_err(fault)?;
+        let mode = changes.permissions.map_or(before.mode & 0o7777, |permissions| (permissions & 0o7777) as u16);
         // The size first: only it can be refused for what the cluster has. It sets times, so those come last.
         if let Some(size) = changes.size {
-            let before = node.inode.attributes().map_err(fault)?;
             let mut values = Statx { size, modified: now(), ..before };
             // libcephfs does nothing for the size that there is.
             let mask = if size == before.size { SET_MODIFIED } else { SET_SIZE };
@@ -104,8 +112,8 @@ impl Ceph {
         }
         let mut values = node.inode.attributes().map_err(fault)?;
         let mut mask = 0;
-        if let Some(permissions) = changes.permissions {
-            values.mode = (permissions & 0o7777) as u16;
+        if changes.permissions.is_some() {
+            values.mode = mode;
             mask |= SET_MODE;
         }
         if let Some(uid) = changes.uid {
@@ -129,6 +137,12 @@ impl Ceph {
             node.inode.set_attributes(&mut values, mask).map_err(fault)?;
         }
         let mut found = node.inode.attributes().map_err(fault)?;
+        if node.file_type != FileType::Symlink && found.mode & 0o7777 != mode {
+            // Whether set-id bits go with an owner has been decided above.
+            found.mode = mode;
+            node.inode.set_attributes(&mut found, SET_MODE).map_err(fault)?;
+            found = node.inode.attributes().map_err(fault)?;
+        }
         if mask != 0 && (found.changed.tv_sec, found.changed.tv_nsec) == before {
             // libcephfs takes what is so already for no change. To change nothing means that the time is to change.
             node.inode.set_attributes(&mut found, 0).map_err(fault)?;

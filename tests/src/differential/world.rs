@@ -131,9 +131,7 @@ impl World {
         let branches = self.folder.join("branches");
         fs::create_dir_all(&branches).expect("a folder");
         let Some((cluster, pool)) = &self.cluster else { return with(&branches) };
-        let configuration = cluster.configuration();
-        let access = ["--dir", "ceph:/", "--ceph-conf", configuration.to_str().expect("paths of tests are text")];
-        let mounted = pool.mount(&branches, &access);
+        let mounted = pool.mount(&branches, &[&["--dir", "ceph:/"], &cluster.access()[..]].concat());
         let done = with(&branches);
         let _ = mounted.unmount().expect("umount");
         done
@@ -151,7 +149,7 @@ impl World {
             false => of("dir", self.branch()).to_vec(),
         };
         if let Some((cluster, _)) = &self.cluster {
-            arguments.extend(["--ceph-conf".to_owned(), cluster.configuration().display().to_string()]);
+            arguments.extend(cluster.access().map(str::to_owned));
         }
         arguments
     }

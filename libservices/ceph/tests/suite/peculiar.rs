@@ -4,7 +4,8 @@ use crate::cluster::Cluster;
 use poolfs_ceph::{Ceph, MountError};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{
-    Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, SetTime, XattrFlags,
+    Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, SetTime, Timestamp,
+    XattrFlags,
 };
 use std::error::Error;
 
@@ -134,6 +135,46 @@ fn to_set_what_is_so_already_is_a_change() {
     let found = find(&other, "f").expect("there");
     for (layer, node) in [(&other, found), (&maker, made), (&maker, made)] {
         sets_what_is_so(layer, node);
+    }
+}
+
+#[test]
+fn times_that_cannot_be_kept_become_the_nearest_that_can() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let node = write(&layer, "f", b"content");
+    let last = i64::from(u32::MAX);
+    for (seconds, kept) in
+        [(-1, 0), (i64::MIN, 0), (0, 0), (1 << 31, 1 << 31), (last, last), (last + 1, last), (i64::MAX, last)]
+    {
+        let at = Some(SetTime::At(Timestamp { seconds, nanoseconds: 7 }));
+        let changes = SetAttributes { accessed: at, modified: at, ..SetAttributes::default() };
+        layer.setattr(&ROOT, node, &changes, None).expect("set");
+        let shown = layer.getattr(&ROOT, node).expect("known");
+        let nanoseconds = if seconds == kept { 7 } else { 0 };
+        let expected = Timestamp { seconds: kept, nanoseconds };
+        assert_eq!((shown.accessed, shown.modified), (expected, expected), "{seconds}");
+    }
+}
+
+#[test]
+fn set_id_bits_stay_until_somebody_takes_them() {
+    let cluster = Cluster::new();
+    let layer = cluster.fresh();
+    let node = write(&layer, "f", b"content");
+    let set = |changes: &SetAttributes| layer.setattr(&ROOT, node, changes, None).expect("changed").permissions;
+    let none = SetAttributes::default();
+    for mode in [0o6755, 0o2346, 0o4600] {
+        assert_eq!(set(&SetAttributes { permissions: Some(mode), ..none }), mode);
+        for changes in [
+            SetAttributes { uid: Some(1000), ..none },
+            SetAttributes { gid: Some(7), ..none },
+            SetAttributes { gid: Some(7), ..none },
+            SetAttributes { size: Some(u64::from(mode)), ..none },
+            SetAttributes { uid: Some(0), gid: Some(0), size: Some(3), ..none },
+        ] {
+            assert_eq!(set(&changes), mode, "{changes:?}");
+        }
     }
 }
 
