@@ -1,6 +1,6 @@
 //! Real programs: the same result through the library, through FUSE and on the disk.
 
-use poolfs_tests::{Pool, Way, checksum, isolated, populate, run};
+use poolfs_tests::{Cluster, Pool, Way, checksum, isolated, populate, run};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -20,22 +20,7 @@ fn same_everywhere(name: &str, script: &'static str) {
             let upper = folder.join(format!("upper-{way:?}"));
             fs::create_dir_all(&upper).expect("a folder");
             let mount = pool.mount_union(&folder.join(format!("mnt-{way:?}")), &upper, &[&lower]);
-            let work = mount.path().join("work");
-            fs::create_dir(&work).expect("a folder");
-            let count = pool.operations(Way::Library);
-            let trace = folder.join(format!("trace-{way:?}"));
-            let environment = format!("export W={} POOLFS_TRACE={}", work.display(), trace.display());
-            let text = pool.shell(way, &format!("{environment}; {script}")).expect(name);
-            assert_eq!(relative(&text, &work), relative(&expected, &native), "{name} by {way:?} differs from the disk");
-            let requests = pool.operations(Way::Library) - count;
-            assert_eq!(
-                requests > 0,
-                way == Way::Library,
-                "{requests} requests by the library, run by {way:?}\n{}\n{}\n{}",
-                pool.status(),
-                pool.service_log(),
-                fs::read_to_string(&trace).unwrap_or_default()
-            );
+            same(name, (&pool, folder, way), mount.path(), script, &relative(&expected, &native));
             drop(mount);
         }
         drop(pool);
@@ -43,15 +28,50 @@ fn same_everywhere(name: &str, script: &'static str) {
     });
 }
 
+/// The same on unions whose branches are at a Ceph cluster.
+fn same_at_a_cluster(name: &str, script: &'static str) {
+    isolated(name, |folder| {
+        let native = folder.join("native");
+        fs::create_dir_all(&native).expect("a folder");
+        let expected = run(Command::new("sh").args(["-euc", script]).env("W", &native)).expect("on the disk");
+        let cluster = Cluster::create(folder);
+        cluster.make_directories(&["lower", "Fuse", "Library"]);
+        let pool = Pool::create(folder, "256M");
+        for way in [Way::Fuse, Way::Library] {
+            let upper = format!("ceph:/{way:?}");
+            let stack = [&["--upper", &upper, "--lower", "ceph:/lower"], &cluster.access()[..]].concat();
+            let mount = pool.mount(&folder.join(format!("mnt-{way:?}")), &stack);
+            same(name, (&pool, folder, way), mount.path(), script, &relative(&expected, &native));
+            let _ = mount.unmount().expect("umount");
+        }
+    });
+}
+
+/// Runs a script in a mount, one way: it has to print this, and the library to be at work exactly where it should be.
+fn same(name: &str, (pool, folder, way): (&Pool, &Path, Way), mount: &Path, script: &str, expected: &str) {
+    let work = mount.join("work");
+    fs::create_dir(&work).expect("a folder");
+    let count = pool.operations(Way::Library);
+    let trace = folder.join(format!("trace-{way:?}"));
+    let environment = format!("export W={} POOLFS_TRACE={}", work.display(), trace.display());
+    let text = pool.shell(way, &format!("{environment}; {script}")).expect(name);
+    assert_eq!(relative(&text, &work), expected, "{name} by {way:?} differs from the disk");
+    let requests = pool.operations(Way::Library) - count;
+    assert_eq!(
+        requests > 0,
+        way == Way::Library,
+        "{requests} requests by the library, run by {way:?}\n{}\n{}\n{}",
+        pool.status(),
+        pool.service_log(),
+        fs::read_to_string(&trace).unwrap_or_default()
+    );
+}
+
 fn relative(text: &str, folder: &Path) -> String {
     text.replace(&folder.display().to_string(), "$W")
 }
 
-#[test]
-fn git() {
-    same_everywhere(
-        "git",
-        r#"
+const GIT: &str = r#"
         export HOME=$W GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' GIT_COMMITTER_DATE='2020-01-01T00:00:00Z'
         git config --global user.name t; git config --global user.email t@t; git config --global init.defaultBranch m
         mkdir $W/a; cd $W/a; git init -q .
@@ -61,15 +81,19 @@ fn git() {
         git mv d1 moved; git commit -qm moved
         git clone -q $W/a $W/b; cd $W/b; git gc -q; git fsck --strict 2>&1
         git log --format=%H | head -3; git status --short; git ls-files | wc -l
-        "#,
-    );
+        "#;
+
+#[test]
+fn git() {
+    same_everywhere("git", GIT);
 }
 
 #[test]
-fn sqlite() {
-    same_everywhere(
-        "sqlite",
-        r#"
+fn git_at_a_cluster() {
+    same_at_a_cluster("git_at_a_cluster", GIT);
+}
+
+const SQLITE: &str = r#"
         cd $W
         sqlite3 a.db 'pragma journal_mode=wal; create table t(a integer primary key, b text);'
         for i in 1 2 3; do
@@ -80,8 +104,16 @@ fn sqlite() {
         sqlite3 a.db 'pragma integrity_check; select count(*), sum(length(b)), max(b) from t;'
         sqlite3 b.db 'pragma journal_mode=delete; create table u(x); insert into u values(1);'
         sqlite3 b.db 'pragma integrity_check; select * from u;'
-        "#,
-    );
+        "#;
+
+#[test]
+fn sqlite() {
+    same_everywhere("sqlite", SQLITE);
+}
+
+#[test]
+fn sqlite_at_a_cluster() {
+    same_at_a_cluster("sqlite_at_a_cluster", SQLITE);
 }
 
 #[test]

@@ -57,7 +57,12 @@ const STAGES: &[Stage] = &[
         ),
         environment: &[LONG],
     },
-    // All that is in that file of tests, in its long form.
+    // All that is in that file of tests, in its long form; so is the next.
+    Stage {
+        name: "killed services and daemons of a cluster",
+        command: &["cargo", "test", "-p", "poolfs-tests", "--test", "ceph_kills", "--", "--nocapture"],
+        environment: &[LONG],
+    },
     Stage {
         name: "posted writes",
         command: &["cargo", "test", "-p", "poolfs-tests", "--test", "posted", "--", "--nocapture"],

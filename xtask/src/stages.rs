@@ -131,7 +131,8 @@ const STAGES: &[Stage] = &[
     Stage {
         name: "end to end, over real mounts",
         command: &["cargo", "test", "-p", "poolfs-tests", "--no-fail-fast"],
-        environment: &[],
+        // Most of them wait most of the time.
+        environment: &[("RUST_TEST_THREADS", "4")],
     },
 ];
 
