@@ -1,6 +1,6 @@
 //! Branches at a Ceph cluster, by the commands that mount them.
 
-use poolfs_tests::{Cluster, Daemon, Pool, Way, isolated, name_of, run, wait_until};
+use poolfs_tests::{Cluster, Daemon, Pool, Way, import_small, isolated, name_of, run, wait_until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::Write;
@@ -219,6 +219,45 @@ fn who_asks_for_durability_is_told_that_the_cluster_has_ended_the_session() {
         fs::write(again.path().join("f"), "new").expect("a session of its own");
         fs::File::open(again.path().join("f")).expect("there").sync_all().expect("durable");
         let _ = again.unmount().expect("umount");
+    });
+}
+
+#[test]
+fn containers_keep_what_they_write_where_it_was_asked_for() {
+    isolated("containers_keep_what_they_write_where_it_was_asked_for", |folder| {
+        let (_cluster, configuration) = cluster(folder, &["containers/web"]);
+        let pool = Pool::create(folder, "64M");
+        import_small(&pool, folder, "small", &[], |root| {
+            fs::write(root.join("etc/motd"), "of the image").expect("written")
+        });
+        let host = folder.join("host");
+        fs::create_dir(&host).expect("made");
+        let host = host.to_str().expect("text");
+        let ceph = ["--upper-dir", "ceph:/containers/web", "--ceph-conf", &configuration];
+        let run = |upper: &[&str], script: &str| {
+            let command = ["--rm", "--name", "web", "--", "/bin/sh", "-euc", script];
+            pool.poolfs(&[&["run", pool.name(), "small"][..], upper, &command].concat())
+        };
+        for upper in [&ceph[..], &["--upper-dir", host]] {
+            let written = "cat /etc/motd; echo one > /root/f; rm /etc/motd; ls /root";
+            assert_eq!(run(upper, written).expect("a container"), "of the imagef\n", "{upper:?}");
+            // It was removed, and what it wrote was not its own.
+            let seen = "cat /root/f; test ! -e /etc/motd; echo two >> /root/f";
+            assert_eq!(run(upper, seen).expect("the next"), "one\n", "{upper:?}");
+            assert_eq!(run(upper, "cat /root/f").expect("a third"), "one\ntwo\n", "{upper:?}");
+        }
+        // Whoever has it keeps others from it.
+        let web = ["-d", "--name", "first", "--", "/bin/sh", "-c", "while :; do sleep 1; done"];
+        let _ = pool.poolfs(&[&["run", pool.name(), "small"][..], &ceph, &web].concat()).expect("run -d");
+        let refused = run(&ceph, "true");
+        assert!(refused.code != 0 && refused.err.contains("ceph:/containers/web"), "{refused:?}");
+        let _ = pool.poolfs(&["stop", "--time", "0", "first"]).expect("stop");
+        let _ = pool.poolfs(&["rm", "first"]).expect("rm");
+        let missing = run(&["--upper-dir", "/no/such"], "true");
+        assert!(missing.code != 0 && missing.err.contains("mkdir -p"), "{missing:?}");
+        let without = run(&["--ceph-conf", &configuration], "true");
+        assert!(without.code != 0 && without.err.contains("no branch is at a cluster"), "{without:?}");
+        assert_eq!(pool.poolfs(&["ps"]).expect("ps").lines().count(), 1, "nothing is left");
     });
 }
 

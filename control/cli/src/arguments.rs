@@ -386,6 +386,13 @@ pub struct RunArguments {
     /// A user namespace of its own, with these ids of the host for its users and groups; again for further ranges
     #[arg(long, value_name = "CONTAINER:HOST:COUNT")]
     pub userns: Vec<IdRange>,
+    /// Keep what it writes in this directory, or ceph:/PATH, as its upper branch: it stays when the container is removed, and goes on in the next
+    /// [default: a directory of the container's]
+    #[arg(long, value_name = "DIR")]
+    pub upper_dir: Option<PathBuf>,
+    /// How its cluster is reached
+    #[command(flatten)]
+    pub ceph: CephArguments,
     /// How it stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space
     #[arg(long, value_name = "FORMAT", default_value_t)]
     pub upper_format: UpperFormat,

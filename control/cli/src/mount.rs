@@ -451,7 +451,7 @@ fn lower_branch(context: &Context, path: &Path) -> Result<PathBuf> {
 }
 
 /// What a branch is called: the path of a directory that is there, or a name at a cluster.
-fn branch(context: &Context, name: &Path) -> Result<PathBuf> {
+pub fn branch(context: &Context, name: &Path) -> Result<PathBuf> {
     let path = match Place::of(name) {
         Place::Directory(path) => return directory(context, path),
         Place::Ceph(path) => path,

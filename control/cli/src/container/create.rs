@@ -11,7 +11,7 @@ use crate::record::{PoolRecord, ProcessRecord, RECORD_VERSION};
 use crate::signals::Signals;
 use crate::text::{print, print_json, size};
 use poolfs_image::ImageRecord;
-use poolfs_service_protocol::{IdMap, IdRange, Storage, is_valid_name};
+use poolfs_service_protocol::{IdMap, IdRange, StackSpec, Storage, is_valid_name};
 use std::hash::{BuildHasher, RandomState};
 use std::io::IsTerminal;
 use std::process::Stdio;
@@ -68,6 +68,10 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         return Err(crate::state::bad_name("container", &name));
     }
     mount::refuse_limited_ring(arguments.fuse_transport.chosen(), arguments.timeout)?;
+    let upper = arguments.upper_dir.as_deref().map(|name| mount::branch(context, name)).transpose()?;
+    let of_upper = upper.clone().map(|directory| StackSpec::directory(directory));
+    let ceph =
+        arguments.ceph.access(&of_upper.iter().collect::<Vec<_>>(), |path| mount::file_to_read(context, path))?;
     let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)?, init: arguments.init };
     let record = ContainerRecord {
         version: RECORD_VERSION,
@@ -78,6 +82,8 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         command: command(&image, &arguments.command)?,
         memory_bytes: arguments.memory.map(|bytes| checked_memory(&pool, bytes)).transpose()?,
         legacy: arguments.legacy,
+        upper,
+        ceph: ceph.map(Box::new),
         storage: Storage { format: arguments.upper_format, size_bytes: arguments.upper_size },
         userns: user_namespace(&arguments.userns)?,
         transport: arguments.fuse_transport.chosen(),

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::record::{PoolRecord, ProcessRecord};
 use poolfs_image::Digest;
-use poolfs_service_protocol::{IdMap, Storage, Timeout, Transport};
+use poolfs_service_protocol::{CephAccess, IdMap, Storage, Timeout, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -61,6 +61,12 @@ pub struct ContainerRecord {
     /// Without the library.
     #[serde(rename = "fuse", alias = "legacy")]
     pub legacy: bool,
+    /// The upper branch that was asked for: it is not the container's, and stays when that goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upper: Option<PathBuf>,
+    /// How the cluster is reached that has it, if one has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceph: Option<Box<CephAccess>>,
     /// How it stores what it writes.
     #[serde(default)]
     pub storage: Storage,
@@ -168,6 +174,8 @@ mod tests {
             command: Vec::new(),
             memory_bytes: None,
             legacy: false,
+            upper: None,
+            ceph: None,
             storage: Storage::default(),
             userns: None,
             transport: None,

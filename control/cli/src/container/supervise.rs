@@ -91,7 +91,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
     Ok(mount::Wanted {
         mount_point: places.root,
         stack: StackSpec::Union {
-            upper: places.upper,
+            upper: container.record.upper.clone().unwrap_or(places.upper),
             lowers,
             storage: container.record.storage,
             immutable_lowers: false,
@@ -104,7 +104,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         timeout: container.record.timeout,
         suid: true,
         devices: true,
-        ceph: None,
+        ceph: container.record.ceph.as_deref().cloned(),
     })
 }
 
@@ -225,7 +225,8 @@ pub fn finish(
     let name = container.record.name.clone();
     let name = name.as_str();
     let is_thrown_away = container.record.remove_at_end || container.record.state == ContainerState::Created;
-    let ending = if is_thrown_away { UnmountMode::Discarded } else { ending };
+    // What somebody else's directory was given stays.
+    let ending = if is_thrown_away && container.record.upper.is_none() { UnmountMode::Discarded } else { ending };
     container.record.exit_code = code.or(container.record.exit_code);
     container.record.monitor = None;
     let mut result = Ok(());
