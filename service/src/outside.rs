@@ -87,6 +87,10 @@ pub(crate) fn stay(place: Outside, begin: impl FnOnce() -> anyhow::Result<()> + 
     place.sender().set(sender).map_err(|_| anyhow::anyhow!("it was left before"))
 }
 
+fn lost() -> io::Error {
+    io::Error::other("no thread of the service could do that on the host; is it out of memory or of threads?")
+}
+
 /// Does `work` where the host's files are, and waits for it.
 ///
 /// # Errors
@@ -98,8 +102,17 @@ pub(crate) fn outside<T: Send + 'static>(deed: Deed, work: impl FnOnce() -> T + 
     let told = outside.send(Box::new(move || {
         let _ = done.send(work());
     }));
-    let lost =
-        || io::Error::other("no thread of the service could do that on the host; is it out of memory or of threads?");
     told.map_err(|_| lost())?;
     answer.recv().map_err(|_| lost())
+}
+
+/// Has `work` done there, and does not wait for it: it says itself when it is done. Where no thread can be had later, it is dropped.
+///
+/// # Errors
+/// When nothing is done there any more.
+pub(crate) fn outside_later(deed: Deed, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    match deed.place().sender().get() {
+        Some(outside) => outside.send(Box::new(work)).map_err(|_| lost()),
+        None => thread::Builder::new().name("outside".into()).spawn(work).map(drop),
+    }
 }

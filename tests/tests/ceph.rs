@@ -44,6 +44,20 @@ fn a_directory_of_a_cluster_is_used_by_both_paths_and_by_one_pool_after_the_othe
             );
             assert!(refused.code != 0, "{name}");
         }
+        // The same cluster by other files, and its filesystem by its name.
+        let [link, copy] = ["link.conf", "copy.conf"].map(|name| folder.join(name).to_str().expect("text").to_owned());
+        std::os::unix::fs::symlink(&configuration, &link).expect("linked");
+        let _ = fs::copy(&configuration, &copy).expect("copied");
+        for more in
+            [&["--ceph-conf", &link][..], &["--ceph-conf", &copy], &["--ceph-fs", "cephfs", "--ceph-conf", &copy]]
+        {
+            for (pool, name) in [(&other, "ceph:/home/inside"), (&one, "ceph:/home/inside"), (&other, "ceph:/")] {
+                let at = folder.join("other");
+                let mount = ["mount", pool.name(), at.to_str().expect("text"), "--dir", name];
+                let refused = pool.poolfs(&[&mount[..], more].concat());
+                assert!(refused.code != 0 && refused.err.contains("remedy"), "{name} {more:?}: {refused:?}");
+            }
+        }
         let _ = mounted.unmount().expect("umount");
         let again = other.mount(&folder.join("again"), &stack("ceph:/home"));
         assert_eq!(fs::read_to_string(again.path().join("d/g")).expect("there"), "1\n");

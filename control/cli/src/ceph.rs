@@ -4,6 +4,7 @@ use crate::failure::{Failure, Result};
 use clap::Args;
 use poolfs_service_protocol::{CephAccess, StackSpec};
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -44,8 +45,10 @@ impl CephArguments {
         }
         let file = |path: Option<PathBuf>| path.map(|path| file(&path)).transpose();
         let user = ceph_user.map(|user| user.strip_prefix("client.").map_or(user.clone(), str::to_owned));
+        let configuration = file(ceph_conf)?;
         Ok(Some(CephAccess {
-            configuration: file(ceph_conf)?,
+            cluster: cluster_of(configuration.as_deref().unwrap_or(Path::new(DEFAULT_CONFIGURATION))),
+            configuration,
             user,
             keyring: file(ceph_keyring)?,
             filesystem: ceph_fs,
@@ -54,46 +57,65 @@ impl CephArguments {
     }
 }
 
+/// Where Ceph's programs look for their configuration.
+const DEFAULT_CONFIGURATION: &str = "/etc/ceph/ceph.conf";
+/// Bytes of a configuration that are looked at.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
+
+/// The id of the cluster that a configuration leads to, if it says that.
+fn cluster_of(configuration: &Path) -> Option<String> {
+    let mut text = String::new();
+    std::fs::File::open(configuration).ok()?.take(CONFIGURATION_BYTES_MAX).read_to_string(&mut text).ok()?;
+    cluster_in(&text)
+}
+
+fn cluster_in(configuration: &str) -> Option<String> {
+    let said = configuration.lines().filter_map(|line| line.split(['#', ';']).next()?.split_once('='));
+    let mut ids = said.filter(|(name, _)| name.trim().eq_ignore_ascii_case("fsid")).map(|(_, id)| id.trim());
+    // As for Ceph, the last one holds.
+    ids.next_back().filter(|id| !id.is_empty()).map(str::to_ascii_lowercase)
+}
+
 /// Whether one of its branches is at a cluster.
 pub fn has_ceph(stack: &StackSpec) -> bool {
     stack.branches().into_iter().any(|branch| !branch.place().is_directory())
 }
 
 /// A directory of a CephFS, as it is noted. In records it is one line: `ceph`, and in hexadecimal digits the configuration and the filesystem that were
-/// given, and the path.
+/// given, the path, and the id of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CephPlace {
-    configuration: Option<PathBuf>,
-    filesystem: Option<String>,
+    access: CephAccess,
     path: PathBuf,
 }
 
 /// The first word of what is noted.
 const WORD: &str = "ceph";
-/// What stands for something that was not given.
+/// What stands for something that is not known.
 const NONE: &str = "-";
 
 impl CephPlace {
     /// The directory at a path.
     pub fn new(path: &Path, access: &CephAccess) -> CephPlace {
-        let (configuration, filesystem) = (access.configuration.clone(), access.filesystem.clone());
-        CephPlace { configuration, filesystem, path: path.to_owned() }
+        let CephAccess { configuration, filesystem, cluster, .. } = access.clone();
+        let access = CephAccess { configuration, filesystem, cluster, ..CephAccess::default() };
+        CephPlace { access, path: path.to_owned() }
     }
 
-    /// Whether it is another one, or one lies in the other. A cluster or a filesystem by another name is another one here; that it is not, the cluster finds
-    /// out.
+    /// Whether it may be another one, or one lie in the other.
     pub fn overlaps(&self, other: &CephPlace) -> bool {
-        let is_one = self.configuration == other.configuration && self.filesystem == other.filesystem;
-        is_one && (self.path.starts_with(&other.path) || other.path.starts_with(&self.path))
+        self.access.may_be_one(&other.access)
+            && (self.path.starts_with(&other.path) || other.path.starts_with(&self.path))
     }
 
     /// The line.
     pub fn noted(&self) -> String {
         let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let given = |bytes: Option<&[u8]>| bytes.map_or_else(|| NONE.to_owned(), digits);
-        let configuration = given(self.configuration.as_ref().map(|path| path.as_os_str().as_bytes()));
-        let filesystem = given(self.filesystem.as_ref().map(|name| name.as_bytes()));
-        format!("{WORD} {configuration} {filesystem} {}", digits(self.path.as_os_str().as_bytes()))
+        let CephAccess { configuration, filesystem, cluster, .. } = &self.access;
+        let configuration = given(configuration.as_ref().map(|path| path.as_os_str().as_bytes()));
+        let [filesystem, cluster] = [filesystem, cluster].map(|text| given(text.as_ref().map(|text| text.as_bytes())));
+        format!("{WORD} {configuration} {filesystem} {} {cluster}", digits(self.path.as_os_str().as_bytes()))
     }
 
     /// What a line notes; nothing where it is no such line.
@@ -101,14 +123,21 @@ impl CephPlace {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         let bytes = |digits: &str| digits.as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
         let path = |digits: &str| Some(PathBuf::from(OsString::from_vec(bytes(digits)?)));
-        let [word, configuration, filesystem, of_path] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        let text_of = |digits: &str| String::from_utf8(bytes(digits)?).ok();
+        let words: Vec<&str> = text.split(' ').collect();
+        let (configuration, filesystem, of_path, cluster) = match words[..] {
+            [WORD, configuration, filesystem, of_path] => (configuration, filesystem, of_path, NONE),
+            [WORD, configuration, filesystem, of_path, cluster] => (configuration, filesystem, of_path, cluster),
+            _ => return None,
+        };
         let given = |word: &'_ str| word != NONE;
-        (word == WORD).then_some(())?;
-        Some(CephPlace {
+        let access = CephAccess {
             configuration: if given(configuration) { Some(path(configuration)?) } else { None },
-            filesystem: if given(filesystem) { Some(String::from_utf8(bytes(filesystem)?).ok()?) } else { None },
-            path: path(of_path)?,
-        })
+            filesystem: if given(filesystem) { Some(text_of(filesystem)?) } else { None },
+            cluster: if given(cluster) { Some(text_of(cluster)?) } else { None },
+            ..CephAccess::default()
+        };
+        Some(CephPlace { access, path: path(of_path)? })
     }
 }
 
@@ -116,17 +145,24 @@ impl CephPlace {
 mod tests {
     use super::*;
 
-    fn place(path: &str, configuration: Option<&str>) -> CephPlace {
-        CephPlace { configuration: configuration.map(PathBuf::from), filesystem: None, path: path.into() }
+    fn place(path: &str, cluster: Option<&str>) -> CephPlace {
+        let access = CephAccess { cluster: cluster.map(str::to_owned), ..CephAccess::default() };
+        CephPlace { access, path: path.into() }
     }
 
     #[test]
     fn what_is_noted_is_understood_again() {
-        let named = CephPlace { filesystem: Some("f s".to_owned()), ..place("/a b", Some("/etc/ceph/x.conf")) };
-        for place in [place("/", None), named] {
+        let access = CephAccess {
+            filesystem: Some("f s".to_owned()),
+            configuration: Some("/x y".into()),
+            ..place("", Some("id")).access
+        };
+        for place in [place("/", None), place("/a b", Some("id")), CephPlace { access, path: "/".into() }] {
             assert_eq!(CephPlace::of_noted(&place.noted()), Some(place));
         }
-        for wrong in ["", "ceph", "ceph - - zz", "ceph - -", "ceph x - 2f", "1:2 3:4", "other - - 2f", "ceph - - 2f 2f"]
+        assert_eq!(CephPlace::of_noted("ceph - - 2f"), Some(place("/", None)), "as it was written at first");
+        for wrong in
+            ["", "ceph", "ceph - - zz", "ceph - -", "ceph x - 2f", "1:2 3:4", "other - - 2f", "ceph - - 2f 2f 2f"]
         {
             assert_eq!(CephPlace::of_noted(wrong), None, "{wrong}");
         }
@@ -137,6 +173,15 @@ mod tests {
         let overlap = |one: &str, other: &str| place(one, None).overlaps(&place(other, None));
         assert!(overlap("/a", "/a") && overlap("/a", "/a/b") && overlap("/a/b", "/"));
         assert!(!overlap("/a", "/ab") && !overlap("/a/b", "/a/c"));
-        assert!(!place("/a", None).overlaps(&place("/a", Some("/x"))));
+        let differ = |one: Option<&str>, other: Option<&str>| !place("/a", one).overlaps(&place("/a", other));
+        assert!(differ(Some("1"), Some("2")));
+        assert!(!differ(Some("1"), Some("1")) && !differ(None, Some("1")) && !differ(None, None), "it may be the same");
+    }
+
+    #[test]
+    fn a_configuration_says_which_cluster_it_is() {
+        let text = "# fsid = no\n[global]\n fsid = 5A-b ; the id\n mon host = x\n";
+        assert_eq!(cluster_in(text).as_deref(), Some("5a-b"));
+        assert_eq!(cluster_in("[global]\nmon host = x\nfsid_other = 1\n"), None);
     }
 }

@@ -8,6 +8,7 @@ use poolfs_libservice::{Durability, Result, Written, fail};
 use poolfs_types::limits::FILE_SIZE_MAX;
 use poolfs_types::{AllocateMode, Errno, FileType, HandleId, NodeId, OpenFlags, SeekTo, SetAttributes};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 /// The flags that libcephfs opens a file with.
 pub(crate) fn flags_below(flags: OpenFlags) -> c_int {
@@ -94,7 +95,7 @@ impl Ceph {
             (write(offset)?, offset)
         };
         if let Some(durability) = Durability::of_writes(file.flags) {
-            self.synced(&node.inode, || file.open.sync(durability == Durability::Data))?;
+            self.make_file_durable(file, durability)?;
         }
         Ok(Written { count, offset })
     }
@@ -128,9 +129,21 @@ impl Ceph {
 
     pub(crate) fn make_durable(&self, handle: HandleId, durability: Durability) -> Result<()> {
         let handle = self.handles.get(handle)?;
-        self.synced(&handle.node().inode, || match &*handle {
-            Handle::File(file) => file.open.sync(durability == Durability::Data),
-            Handle::Directory(node, _) => node.inode.sync(),
-        })
+        match &*handle {
+            Handle::File(file) => self.make_file_durable(file, durability),
+            Handle::Directory(node, _) => self.synced(&node.inode, || node.inode.sync()),
+        }
+    }
+
+    /// For libcephfs a size is no part of the data: where it is another than was made durable last, all of the file is.
+    fn make_file_durable(&self, file: &File, durability: Durability) -> Result<()> {
+        let node = &file.node;
+        let size = node.inode.attributes().map_err(|errno| self.fault("reading a size", errno))?.size;
+        let is_data_enough = durability == Durability::Data && node.durable_size.load(Ordering::Acquire) == size;
+        self.synced(&node.inode, || file.open.sync(is_data_enough))?;
+        if !is_data_enough {
+            node.durable_size.store(size, Ordering::Release);
+        }
+        Ok(())
     }
 }

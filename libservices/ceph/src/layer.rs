@@ -230,7 +230,8 @@ impl Libservice for Ceph {
     }
 
     fn flush(&self, _caller: &Caller, handle: HandleId) -> Result<()> {
-        self.handles.get(handle).map(drop)
+        self.handles.get(handle)?;
+        self.has_session("closing a file")
     }
 
     /// What was written has been stored: libcephfs keeps nothing here.

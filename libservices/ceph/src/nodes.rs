@@ -6,6 +6,7 @@ use crate::seen::{self, Seen};
 use hashbrown::HashMap;
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Errno, FileType, NodeId};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// One inode that somebody above holds.
@@ -17,6 +18,8 @@ pub(crate) struct Node {
     pub inode: Inode,
     /// Shared by writes; alone have it appends, changes of attributes, and writes to files with set-id bits.
     pub changing: RwLock<()>,
+    /// The size that is durable with all else of the file, as far as this client has seen to that; `u64::MAX` before.
+    pub durable_size: AtomicU64,
 }
 
 impl Node {
@@ -67,7 +70,14 @@ impl Nodes {
         table.last += 1;
         let id = NodeId(table.last);
         table.by_inode.insert(inode.identity(), id);
-        let node = Node { id, file_type: attributes.file_type, is_snapshot, inode, changing: RwLock::default() };
+        let node = Node {
+            id,
+            file_type: attributes.file_type,
+            is_snapshot,
+            inode,
+            changing: RwLock::default(),
+            durable_size: AtomicU64::new(u64::MAX),
+        };
         table.by_id.insert(id, Slot { node: Arc::new(node), references: 1, handles: 0 });
         Ok(Entry { node: id, attributes })
     }

@@ -15,6 +15,8 @@ pub(crate) const NOTE: &[u8] = b"exchange";
 pub(crate) const ASIDE: &[u8] = b"exchanged";
 /// How a note begins; the two paths from the branch's root follow, each with a zero behind it.
 const HEAD: &[u8] = b"poolfs-exchange 1\n";
+/// Where nothing stays.
+const WORK: &[u8] = b".poolfs/work/";
 /// Most bytes of a note.
 const NOTE_BYTES_MAX: usize = 1 << 20;
 
@@ -48,13 +50,17 @@ pub(crate) fn complete(upper: &Branch, top: &Held) -> Result<()> {
     let Some((note, attributes)) = find(upper, top.node(), NOTE)? else { return Ok(()) };
     if find(upper, top.node(), ASIDE)?.is_some() {
         let [first, second] = read(upper, &note, &attributes)?;
-        let places = (place(upper, &first)?, place(upper, &second)?);
-        let (Some((from, from_name)), Some((to, to_name))) = places else { return Err(damaged()) };
-        // It came from the second place, and goes to the first: when that is free, what was there has the second one.
-        let (directory, name) = match find(upper, from.node(), from_name)? {
-            None => (from, from_name),
-            Some(_) if find(upper, to.node(), to_name)?.is_none() => (to, to_name),
-            Some(_) => return Err(damaged()),
+        let is_free =
+            |(directory, name): &(Held, &[u8])| find(upper, directory.node(), name).map(|found| found.is_none());
+        let Some(to) = place(upper, &second)? else { return Err(damaged()) };
+        // It came from the second place. As long as that is free, nothing else has moved. Else it goes to the first, unless what was to be there
+        // has been given up.
+        let (directory, name) = match place(upper, &first)? {
+            _ if is_free(&to)? => to,
+            Some(from) if is_free(&from)? => from,
+            // What was to go with it is gone already. It is swept with all else there.
+            None if first.starts_with(WORK) => (find(upper, top.node(), b"work")?.ok_or_else(damaged)?.0, ASIDE),
+            _ => return Err(damaged()),
         };
         upper.rename(ROOT, top.node(), Name::new(ASIDE)?, directory.node(), Name::new(name)?, RenameFlags::empty())?;
     }
@@ -74,8 +80,9 @@ fn read(upper: &Branch, note: &Held, attributes: &Attributes) -> Result<[Vec<u8>
     let file = Opened::file(upper, ROOT, note.node(), OpenFlags::READ_ONLY)?;
     let count = file.read_full(0, &mut text)?;
     let paths = text[..count].strip_prefix(HEAD).ok_or_else(damaged)?;
+    let is_path = |path: &[u8]| path.split(|&byte| byte == b'/').all(|name| Name::new(name).is_ok());
     match paths.split(|&byte| byte == 0).collect::<Vec<_>>()[..] {
-        [first, second, b""] => Ok([first.to_vec(), second.to_vec()]),
+        [first, second, b""] if is_path(first) && is_path(second) => Ok([first.to_vec(), second.to_vec()]),
         _ => Err(damaged()),
     }
 }
@@ -83,9 +90,7 @@ fn read(upper: &Branch, note: &Held, attributes: &Attributes) -> Result<[Vec<u8>
 /// The directory that a path's last name is in; nothing where the path leads through none.
 fn place<'a>(upper: &Branch, path: &'a [u8]) -> Result<Option<(Held, &'a [u8])>> {
     let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
-    let Some((last, above)) = names.split_last().filter(|_| names.iter().all(|name| Name::new(name).is_ok())) else {
-        return Ok(None);
-    };
+    let Some((last, above)) = names.split_last() else { return Ok(None) };
     let mut directory = Held::new(upper, NodeId::ROOT);
     for name in above {
         match find(upper, directory.node(), name)? {

@@ -83,9 +83,21 @@ pub struct CephAccess {
     /// The filesystem's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<String>,
+    /// The cluster's own id (`fsid`), where its configuration says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     /// The pool, by a name that no other pool has on any host: what an earlier service of this pool has left at the cluster is ended by the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
+}
+
+impl CephAccess {
+    /// Whether both may lead to one filesystem, by whatever files: they do not if they have the ids of two clusters, or name two filesystems.
+    #[must_use]
+    pub fn may_be_one(&self, other: &Self) -> bool {
+        let differ = |one: &Option<String>, other: &Option<String>| one.is_some() && other.is_some() && one != other;
+        !differ(&self.cluster, &other.cluster) && !differ(&self.filesystem, &other.filesystem)
+    }
 }
 
 #[cfg(test)]

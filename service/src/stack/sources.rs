@@ -25,7 +25,17 @@ pub(crate) enum BranchId {
     /// A directory of a filesystem of the host.
     Directory { device: u64, inode: u64 },
     /// A directory of a CephFS.
-    Ceph(Arc<(ceph::Cluster, PathBuf)>),
+    Ceph(Arc<(CephAccess, PathBuf)>),
+}
+
+impl BranchId {
+    /// Whether it may be the same storage.
+    fn may_be(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ceph(one), Self::Ceph(other)) => one.0.may_be_one(&other.0) && one.1 == other.1,
+            _ => self == other,
+        }
+    }
 }
 
 /// Where the storage of a branch lies: which one it is, and then what it was in when it was given, from the inside out.
@@ -42,8 +52,8 @@ impl Lineage {
 
     /// Whether they are one, or one lies in the other.
     pub fn overlaps(&self, other: &Self) -> bool {
-        let lies_in = |inner: &Self, outer: &Self| inner.above.contains(&outer.own);
-        self.own == other.own || lies_in(self, other) || lies_in(other, self)
+        let lies_in = |inner: &Self, outer: &Self| inner.above.iter().any(|above| above.may_be(&outer.own));
+        self.own.may_be(&other.own) || lies_in(self, other) || lies_in(other, self)
     }
 }
 

@@ -69,7 +69,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
     }
     mount::refuse_limited_ring(arguments.fuse_transport.chosen(), arguments.timeout)?;
     let upper = arguments.upper_dir.as_deref().map(|name| mount::branch(context, name)).transpose()?;
-    let of_upper = upper.clone().map(|directory| StackSpec::directory(directory));
+    let of_upper = upper.clone().map(StackSpec::directory);
     let ceph =
         arguments.ceph.access(&of_upper.iter().collect::<Vec<_>>(), |path| mount::file_to_read(context, path))?;
     let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)?, init: arguments.init };

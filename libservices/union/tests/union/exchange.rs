@@ -111,6 +111,68 @@ fn an_exchange_that_fails_leaves_both_names() {
     }
 }
 
+/// What a union shows under each of these names.
+fn shown(union: &Union) -> Vec<String> {
+    let what = |path: &str| match node(union, path) {
+        Err(error) => format!("{path}: {error}"),
+        Ok(_) if stat(union, path).is_directory() => {
+            let mut names: Vec<_> = ls(union, path).into_iter().collect();
+            names.sort();
+            format!("{path}: {names:?}")
+        }
+        Ok(_) => format!("{path}: {:?}", get(union, path)),
+    };
+    ["one", "other", "gone", "lower"].map(what).to_vec()
+}
+
+/// Every rename fails from one of them on: what has begun can neither go on nor back, and the next opening ends it.
+#[test]
+fn an_exchange_that_can_neither_go_on_nor_back_is_ended_later() {
+    type Change = fn(&Union) -> Result<()>;
+    let changes: [Change; 4] = [
+        |union| exchange(union, "one", "other"),
+        |union| union.mkdir(ROOT, NodeId::ROOT, name("gone"), 0o755).map(drop),
+        |union| union.rmdir(ROOT, NodeId::ROOT, name("lower")),
+        |union| union.rename(ROOT, NodeId::ROOT, name("lower"), NodeId::ROOT, name("gone"), RenameFlags::empty()),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut done = None;
+        for failing in (0..12).rev() {
+            let (upper, lower) = (Memory::new(), Memory::new());
+            put(&*lower, "one", b"1");
+            put(&*lower, "gone", b"hidden");
+            for directory in ["other", "lower"] {
+                mkdir(&*lower, directory);
+                put(&*lower, &format!("{directory}/inside"), b"2");
+            }
+            let hooked = Hooked::over(upper.clone());
+            let lowers = [lower];
+            let union = open_without_exchange(hooked.clone(), &lowers).expect("opens");
+            for path in ["gone", "lower/inside"] {
+                let (parent, last) = split(&*union, path);
+                union.unlink(ROOT, parent, last).expect("removed");
+            }
+            let before = shown(&union);
+            let renames = AtomicUsize::new(0);
+            hooked.hook(move |call: Call| {
+                let fails = call == Call::Rename && renames.fetch_add(1, Ordering::Relaxed) >= failing;
+                if fails { fail(Errno::ENOSPC) } else { Ok(()) }
+            });
+            let changed = change(&union);
+            hooked.unhook();
+            if changed.is_ok() {
+                done = Some(shown(&union));
+            }
+            close(union);
+            let union = open_without_exchange(upper.clone(), &lowers)
+                .unwrap_or_else(|error| panic!("{number} {failing}: {error}"));
+            let (now, done) = (shown(&union), done.as_ref().expect("it takes fewer renames"));
+            assert!(now == *done || changed.is_err() && now == before, "{number} {failing}: {changed:?} {now:?}");
+            close(union);
+        }
+    }
+}
+
 #[test]
 fn a_note_that_no_union_wrote_loses_nothing() {
     let notes: [&[u8]; 6] = [

@@ -2,12 +2,13 @@
 
 use super::super::{StackError, with_causes};
 use super::{Backend, BranchId, Claim, ClaimKind, ENDING_PAUSE, Lineage, Source, Unclaimed};
-use crate::outside::{Deed, outside};
+use crate::outside::{Deed, outside_later};
 use crate::sync::lock;
 use poolfs_ceph::{Ceph, MountError, Source as Tree};
 use poolfs_local::Descriptors;
 use poolfs_service_protocol::{CephAccess, Layer};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,7 @@ pub(crate) struct CephDirectory {
 impl CephDirectory {
     /// The directory at a path of the filesystem that `access` leads to.
     pub(crate) fn new(name: &Path, path: &Path, access: &CephAccess, read_only: bool) -> Self {
-        let cluster = Cluster { configuration: access.configuration.clone(), filesystem: access.filesystem.clone() };
-        let id = |path: &Path| BranchId::Ceph(Arc::new((cluster.clone(), path.to_owned())));
+        let id = |path: &Path| BranchId::Ceph(Arc::new((access.clone(), path.to_owned())));
         let above = path.ancestors().skip(1).map(id).collect();
         let tree = Tree {
             path: path.to_owned(),
@@ -42,17 +42,40 @@ impl CephDirectory {
 
     /// The client. Another process may still end the last one of this pool, which this ends at once.
     fn mounted(&self) -> Result<Arc<Ceph>, StackError> {
-        let failed = |cause: String| StackError::Branch { path: self.name.clone(), cause };
         let mut mounted = lock(&self.mounted);
         if let Some(mounted) = &*mounted {
             return Ok(Arc::clone(mounted));
         }
         let tree = self.tree.clone();
-        let made = outside(Deed::Cluster, move || Ceph::mount(&tree)).map_err(|error| failed(error.to_string()))?;
-        let made = made.map_err(|error| failed(told(&error)))?;
+        let made = self.answered("mounted", move || Ceph::mount(&tree))?;
+        let made = made.map_err(|error| self.failed(told(&error)))?;
         Ok(Arc::clone(mounted.insert(made)))
     }
+
+    fn failed(&self, cause: String) -> StackError {
+        StackError::Branch { path: self.name.clone(), cause }
+    }
+
+    /// What the cluster answers in time. Nothing ends a call that its metadata server has not answered; what comes of it later is given up there.
+    fn answered<T: Send + 'static>(
+        &self,
+        doing: &str,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, StackError> {
+        let (done, answer) = channel();
+        let made = outside_later(Deed::Cluster, move || drop(done.send(call())));
+        made.map_err(|error| self.failed(error.to_string()))?;
+        answer.recv_timeout(ANSWER_WAIT).map_err(|_| {
+            let seconds = ANSWER_WAIT.as_secs();
+            self.failed(format!(
+                "its cluster did not let it be {doing} in {seconds} s; look whether a metadata server is active (ceph fs status)"
+            ))
+        })
+    }
 }
+
+/// Longest wait for a cluster by a mount: libcephfs itself gives up after 30 s where no monitor answers.
+const ANSWER_WAIT: Duration = Duration::from_secs(45);
 
 /// An error with what caused it, and then what to do.
 fn told(error: &MountError) -> String {
@@ -70,16 +93,9 @@ fn told(error: &MountError) -> String {
 /// A pool may use one lower branch in several ways at once, each by a client of its own: none of them may take another for its dead predecessor.
 fn holder(pool: &str, path: &Path, access: &CephAccess, read_only: bool) -> String {
     let way = if read_only { "reads" } else { "writes" };
-    let CephAccess { configuration, user, keyring, filesystem, holder: _ } = access;
+    let CephAccess { configuration, user, keyring, filesystem, cluster: _, holder: _ } = access;
     // Quoted, and so without zeros and clear where each ends.
     format!("poolfs {pool} {way} {path:?} {configuration:?} {user:?} {keyring:?} {filesystem:?}")
-}
-
-/// Which filesystem it is, as far as that can be told before it is mounted. One that has two names here is one for claims all the same.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Cluster {
-    configuration: Option<PathBuf>,
-    filesystem: Option<String>,
 }
 
 impl Source for CephDirectory {
@@ -107,7 +123,8 @@ impl Source for CephDirectory {
         };
         let begun = Instant::now();
         loop {
-            match mounted.claim(wanted) {
+            let client = Arc::clone(&mounted);
+            match self.answered("locked", move || client.claim(wanted)).map_err(Unclaimed::Failed)? {
                 Ok(Some(claim)) => return Ok(Claim::of_ceph(claim)),
                 Ok(None) if begun.elapsed() < wait => std::thread::sleep(ENDING_PAUSE),
                 Ok(None) => {
@@ -152,7 +169,7 @@ mod tests {
         assert!(at("/a", None).overlaps(&at("/a", None)) && at("/a/b", None).overlaps(&at("/a", None)));
         assert!(at("/", None).overlaps(&at("/a/b", None)));
         assert!(!at("/a", None).overlaps(&at("/ab", None)) && !at("/a/b", None).overlaps(&at("/a/c", None)));
-        assert!(!at("/a", None).overlaps(&at("/a", Some("/etc/other.conf"))));
+        assert!(at("/a", None).overlaps(&at("/a", Some("/etc/other.conf"))), "it may be a copy");
         let access = CephAccess::default();
         let others = [
             CephAccess { configuration: Some("/c".into()), ..access.clone() },
