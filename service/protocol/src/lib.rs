@@ -419,6 +419,7 @@ mod tests {
                 user: Some("tenant".to_owned()),
                 keyring: Some("/k".into()),
                 filesystem: Some("fs".to_owned()),
+                cluster: Some("5ab".to_owned()),
                 holder: Some("pool".to_owned()),
             })),
         });
