@@ -3,12 +3,15 @@
  *
  *   open FOLDER BOARD INDEX APPENDS    a new file, INDEX of the board, which the process that opens the first file begins
  *   append COUNT                       COUNT records, up to the first failure
- *   run COUNT                          the same without end, and syncs after each COUNT
+ *   run COUNT                          the same, as far as the file is looked at, and syncs after each COUNT, without end
  *   sync, data, close                  as the calls are called
  *   size, read                         what the process itself sees, which must be right
  *   mark                               what must be there is what was synced
  *   exit */
 #include "posting.h"
+
+/* A run writes no more than this, and then only syncs: who looks at the file has room for it. */
+enum { RUN_MAX = ROOM / 2 };
 
 static int fd = -1, own = -1, appends;
 
@@ -42,6 +45,11 @@ static int64_t append_one(void)
     atomic_fetch_add(&part->bytes, length);
     atomic_store(&part->returned, number + 1);
     return 1;
+}
+
+static uint64_t bytes_of_own(void)
+{
+    return atomic_load(&board->files[own].parts[WRITER].bytes);
 }
 
 static int64_t append_many(long count)
@@ -110,7 +118,7 @@ int main(void)
         else if (sscanf(line, "append %ld", &count) == 1)
             done = append_many(count);
         else if (sscanf(line, "run %ld", &count) == 1)
-            while ((done = append_many(count)) >= 0 && (done = sync_all(0)) >= 0)
+            while ((done = append_many(bytes_of_own() < RUN_MAX ? count : 0)) >= 0 && (done = sync_all(0)) >= 0)
                 ;
         else if (!strncmp(line, "sync", 4))
             done = sync_all(0);
