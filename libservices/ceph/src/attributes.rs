@@ -11,6 +11,7 @@ use poolfs_types::limits::{FILE_SIZE_MAX, NAME_MAX};
 use poolfs_types::{
     Attributes, Errno, FileSystemStatistics, FileType, HandleId, NodeId, SetAttributes, SetTime, Timestamp,
 };
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -105,6 +106,7 @@ impl Ceph {
         let mode = changes.permissions.map_or(before.mode & 0o7777, |permissions| (permissions & 0o7777) as u16);
         // The size first: only it can be refused for what the cluster has. It sets times, so those come last.
         if let Some(size) = changes.size {
+            node.size_changes.fetch_add(1, Ordering::AcqRel);
             let mut values = Statx { size, modified: now(), ..before };
             // libcephfs does nothing for the size that there is.
             let mask = if size == before.size { SET_MODIFIED } else { SET_SIZE };

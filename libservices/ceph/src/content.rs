@@ -135,14 +135,19 @@ impl Ceph {
         }
     }
 
-    /// For libcephfs a size is no part of the data: where it is another than was made durable last, all of the file is.
+    /// For libcephfs a size is no part of the data, nor is that something was cut off: where there may be such a change, all of the file is
+    /// made durable.
     fn make_file_durable(&self, file: &File, durability: Durability) -> Result<()> {
         let node = &file.node;
+        // In this order: what is set from here on counts as not durable.
+        let changes = node.size_changes.load(Ordering::Acquire);
         let size = node.inode.attributes().map_err(|errno| self.fault("reading a size", errno))?.size;
-        let is_data_enough = durability == Durability::Data && node.durable_size.load(Ordering::Acquire) == size;
+        let now = Some((size, changes));
+        let durable = || node.durable_size.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_data_enough = durability == Durability::Data && *durable() == now;
         self.synced(&node.inode, || file.open.sync(is_data_enough))?;
         if !is_data_enough {
-            node.durable_size.store(size, Ordering::Release);
+            *durable() = now;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use poolfs_libservice::{Entry, Error, Result, fail};
 use poolfs_types::{Errno, FileType, NodeId};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// One inode that somebody above holds.
 pub(crate) struct Node {
@@ -18,8 +18,10 @@ pub(crate) struct Node {
     pub inode: Inode,
     /// Shared by writes; alone have it appends, changes of attributes, and writes to files with set-id bits.
     pub changing: RwLock<()>,
-    /// The size that is durable with all else of the file, as far as this client has seen to that; `u64::MAX` before.
-    pub durable_size: AtomicU64,
+    /// How often its size was set. Data that was made durable is not all of a file whose size was set since.
+    pub size_changes: AtomicU64,
+    /// The size that is durable with all else of the file, and how often it was set until then; nothing before this client has seen to that.
+    pub durable_size: Mutex<Option<(u64, u64)>>,
 }
 
 impl Node {
@@ -76,7 +78,8 @@ impl Nodes {
             is_snapshot,
             inode,
             changing: RwLock::default(),
-            durable_size: AtomicU64::new(u64::MAX),
+            size_changes: AtomicU64::new(0),
+            durable_size: Mutex::default(),
         };
         table.by_id.insert(id, Slot { node: Arc::new(node), references: 1, handles: 0 });
         Ok(Entry { node: id, attributes })

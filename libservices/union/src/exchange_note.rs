@@ -4,6 +4,7 @@
 //! the exchange came, and undoes or completes it before anything else is looked at. Names have to reach the disk in the order in which they
 //! changed, as they do on CephFS.
 
+use crate::format::DIRECTORY;
 use crate::upper_names::find;
 use poolfs_libservice::{Branch, Error, Held, Opened, Result};
 use poolfs_types::{Attributes, Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags};
@@ -15,8 +16,6 @@ pub(crate) const NOTE: &[u8] = b"exchange";
 pub(crate) const ASIDE: &[u8] = b"exchanged";
 /// How a note begins; the two paths from the branch's root follow, each with a zero behind it.
 const HEAD: &[u8] = b"poolfs-exchange 1\n";
-/// Where nothing stays.
-const WORK: &[u8] = b".poolfs/work/";
 /// Most bytes of a note.
 const NOTE_BYTES_MAX: usize = 1 << 20;
 
@@ -59,12 +58,17 @@ pub(crate) fn complete(upper: &Branch, top: &Held) -> Result<()> {
             _ if is_free(&to)? => to,
             Some(from) if is_free(&from)? => from,
             // What was to go with it is gone already. It is swept with all else there.
-            None if first.starts_with(WORK) => (find(upper, top.node(), b"work")?.ok_or_else(damaged)?.0, ASIDE),
+            None if is_in_work(&first) => (find(upper, top.node(), b"work")?.ok_or_else(damaged)?.0, ASIDE),
             _ => return Err(damaged()),
         };
         upper.rename(ROOT, top.node(), Name::new(ASIDE)?, directory.node(), Name::new(name)?, RenameFlags::empty())?;
     }
     upper.unlink(ROOT, top.node(), Name::new(NOTE)?)
+}
+
+/// Whether a path leads to where nothing stays.
+fn is_in_work(path: &[u8]) -> bool {
+    path.strip_prefix(DIRECTORY).is_some_and(|rest| rest.starts_with(b"/work/"))
 }
 
 fn damaged() -> Error {
