@@ -189,9 +189,19 @@ def mds():
     return renewed("mds", active[0] if active else None)
 
 
+def runs(kind):
+    pid = open("%s/run/%s" % (folder, kind)).read().strip()
+    try:
+        return open("/proc/%s/stat" % pid).read().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
 def wait(what):
     end = time.monotonic() + 120
     while not what():
+        if not runs(what.__name__):
+            sys.exit("%s ended:\n%s" % (what.__name__, open("%s/log/%s.out" % (folder, what.__name__)).read()[-1000:]))
         if time.monotonic() > end:
             sys.exit("%s did not start" % what.__name__)
         time.sleep(0.02)
@@ -238,10 +248,14 @@ call("ceph_unmount", mount)
 P
 }
 
-# Whether a daemon runs: one that has ended is a zombie until somebody waits for it.
+# Whether a daemon runs: one that has ended is a zombie until somebody waits for it. While others of its threads end, its first one is
+# a zombie already, and its files are open and locked.
 runs() {
-    local state
-    read -r state 2>/dev/null < <(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) && [ "${state%% *}" != Z ]
+    local state threads
+    read -r state 2>/dev/null < <(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 1
+    [ "${state%% *}" = Z ] || return 0
+    threads=("/proc/$1/task"/*)
+    [ ${#threads[@]} -gt 1 ]
 }
 
 end() { # kind signal
