@@ -28,7 +28,9 @@ use poolfs_ipc::service::CoreGroups;
 use poolfs_ipc::wire::Adopt;
 use poolfs_libservice::types::{Attributes, Errno, Name, NodeId};
 use poolfs_libservice::{Holder, Lease, Libservice, Segment, fail, shared_content};
-use poolfs_service_protocol::{Layer, MountSpec, NotDirect, NotPosted, OperationPath, Transport, WriteStatus};
+use poolfs_service_protocol::{
+    Coherence, Layer, MountSpec, NotDirect, NotPosted, OperationPath, Transport, WriteStatus,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -529,6 +531,16 @@ impl Instance {
     /// After how long the changes of others are seen, where anybody may change what it shows.
     pub(crate) fn timed(&self) -> Option<Duration> {
         self.stack.timed()
+    }
+
+    /// The same of names.
+    pub(crate) fn names_timed(&self) -> Option<Duration> {
+        self.stack.coherence().names_timed()
+    }
+
+    /// Whether what was written is durable when a close returns.
+    pub(crate) fn closes_durably(&self) -> bool {
+        self.stack.coherence() == Coherence::CloseToOpen
     }
 
     /// Whether other instances can come to show what this one shows.

@@ -26,7 +26,7 @@ use crate::spans::Timed;
 use crate::sync::lock;
 use branches::{Branch, Branches, Kept, Key, Life};
 use crash_state::{StateRoot, UpperRoot};
-use memory::EvictableMemory;
+use memory::{EvictableMemory, SourceMemory};
 use poolfs_bcow::{Bcow, BcowConfig, Layout};
 use poolfs_cache::{Cache, CacheConfig, CacheError, CacheMemory, CachePool, SharedNotice};
 use poolfs_idmap::IdMapped;
@@ -58,7 +58,7 @@ pub struct Stack {
     branches: Vec<Arc<Branch>>,
     /// Branches whose files have bytes in others that were not given.
     incomplete: Vec<Incomplete>,
-    timed: Option<Duration>,
+    coherence: Coherence,
 }
 
 /// A branch whose files need, or needed once, layers that its union has not.
@@ -82,7 +82,7 @@ impl Stack {
     /// A stack of one layer that nobody else uses.
     #[must_use]
     pub fn of(layer: Arc<dyn Libservice>) -> Self {
-        Self { layer, union: None, branches: Vec::new(), incomplete: Vec::new(), timed: None }
+        Self { layer, union: None, branches: Vec::new(), incomplete: Vec::new(), coherence: Coherence::Exclusive }
     }
 
     /// The same with owners that are stored as `ids` say; none: as they are.
@@ -118,7 +118,12 @@ impl Stack {
     /// After how long the changes of others are seen, where anybody may change what it shows.
     #[must_use]
     pub fn timed(&self) -> Option<Duration> {
-        self.timed
+        self.coherence.timed()
+    }
+
+    /// How it stands with the changes of others, of a directory.
+    pub(crate) fn coherence(&self) -> Coherence {
+        self.coherence
     }
 
     /// Whether writes are far from being refused because too much would have to be known of where their blocks are.
@@ -288,13 +293,15 @@ impl StackBuilder {
                 let (role, kind) = match coherence {
                     Coherence::Exclusive => (Role::Directory, ClaimKind::Alone),
                     Coherence::Uncoordinated => (Role::Directory, ClaimKind::Shared),
-                    Coherence::Timed { .. } => (Role::TimedDirectory, ClaimKind::Shared),
+                    Coherence::CloseToOpen | Coherence::Strict | Coherence::Timed { .. } => {
+                        (Role::TimedDirectory, ClaimKind::Shared)
+                    }
                 };
                 // What others write is not counted.
                 let size_bytes = size_bytes.filter(|_| role == Role::Directory);
                 let branch = self.branch(&first, role, &Storage { size_bytes, ..Storage::default() }, Some(kind))?;
                 uppers::refuse_alone(&branch)?;
-                Ok(Stack { branches: vec![Arc::clone(&branch)], timed: coherence.timed(), ..Stack::of(branch.layer()) })
+                Ok(Stack { branches: vec![Arc::clone(&branch)], coherence: *coherence, ..Stack::of(branch.layer()) })
             }
             StackSpec::Union { storage, immutable_lowers, .. } => {
                 let mut branches = vec![self.branch(&first, Role::Upper, storage, Some(ClaimKind::Alone))?];
@@ -439,7 +446,8 @@ impl StackBuilder {
             None => ((role != Role::TimedDirectory).then(|| Cache::new(&self.pool, below)), Kept::default()),
         };
         let source = Arc::clone(source);
-        Ok(Branch { source, role, backend, immutable, bcow, stored, cache, account, kept, claim, _life: life })
+        let _memory = SourceMemory::take(&self.pool, source.memory_bytes());
+        Ok(Branch { source, role, backend, immutable, bcow, stored, cache, account, kept, claim, _memory, _life: life })
     }
 
     /// The cache over an upper branch, with what the last service had accepted below it on disk, or in it.

@@ -261,9 +261,10 @@ pub struct MountArguments {
     /// Also when other pools have that directory, all with --shared: what one of them writes, the others may not see for long, or overwrite
     #[arg(long, requires = "dir", conflicts_with = "upper")]
     pub shared: bool,
-    /// Who else changes that directory: exclusive (nobody), uncoordinated (as --shared), or timed:TIME (anybody, which is seen after that time at
-    /// the latest; nothing of the directory is kept in the pool's cache)
-    #[arg(long, value_name = "MODE", requires = "dir", conflicts_with_all = ["upper", "shared"])]
+    /// Who else changes that directory: exclusive or private (nobody), uncoordinated (as --shared), or anybody, which is seen at once (strict), when
+    /// a file is opened after it was closed (close-to-open), or after a time at the latest (timed:TIME). What anybody changes is not kept in the
+    /// pool's cache
+    #[arg(long, visible_alias = "consistency", value_name = "MODE", requires = "dir", conflicts_with_all = ["upper", "shared"])]
     pub coherence: Option<Coherence>,
     /// The writable branch of a union
     #[arg(long, requires = "lower")]
@@ -483,6 +484,7 @@ mod tests {
             "poolfs mount web /mnt --dir /data",
             "poolfs mount web /mnt --dir /data --shared",
             "poolfs mount web /mnt --dir /data --coherence timed:1s",
+            "poolfs mount web /mnt --dir ceph:/data --consistency strict",
             "poolfs image rm debian --force",
             "poolfs mount web /mnt --upper /u --lower /l1:/l2",
             "poolfs mount web /mnt --upper /u --lower /l1 --lower /l2 --suid --dev",
@@ -568,6 +570,8 @@ mod tests {
             "poolfs mount web /mnt --upper /u --lower /l --shared",
             "poolfs mount web /mnt --upper /u --lower /l --coherence timed:1s",
             "poolfs mount web /mnt --dir /data --shared --coherence timed:1s",
+            "poolfs mount web /mnt --dir ceph:/data --consistency strict --coherence timed:1s",
+            "poolfs mount web /mnt --upper ceph:/u --lower ceph:/l --consistency close-to-open",
             "poolfs mount web /mnt --dir /data --coherence timed",
             "poolfs mount web /mnt --dir /d --upper /u --lower /l",
             "poolfs exec web",

@@ -48,9 +48,7 @@ impl Use {
 fn uses(stack: &StackSpec) -> Vec<Used<'_>> {
     match stack {
         StackSpec::Directory { directory, coherence: Coherence::Exclusive, .. } => vec![(Use::Alone, directory)],
-        StackSpec::Directory { directory, coherence: Coherence::Uncoordinated | Coherence::Timed { .. }, .. } => {
-            vec![(Use::Shared, directory)]
-        }
+        StackSpec::Directory { directory, .. } => vec![(Use::Shared, directory)],
         StackSpec::Union { upper, lowers, .. } => {
             let lowers = lowers.iter().map(|lower| (Use::Lower, lower.as_path()));
             std::iter::once((Use::Upper, upper.as_path())).chain(lowers).collect()

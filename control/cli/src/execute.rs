@@ -254,7 +254,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
             }
             "shared" => &mut shared,
             "immutable" => &mut immutable,
-            "coherence" => &mut coherence,
+            "coherence" | "consistency" => &mut coherence,
             "upper" => &mut upper,
             "lower" => &mut lower,
             "upper-format" => &mut format,
@@ -271,7 +271,7 @@ fn parse_spec(text: &str) -> Result<(PathBuf, StackSpec)> {
             let coherence = match (shared, coherence) {
                 (None, None) => Coherence::Exclusive,
                 (Some(_), None) => Coherence::Uncoordinated,
-                (None, Some(mode)) => mode.parse().map_err(|error| wrong(&format!("coherence: {error}")))?,
+                (None, Some(mode)) => mode.parse().map_err(|error| wrong(&format!("coherence={mode}: {error}")))?,
                 (Some(_), Some(_)) => return Err(wrong("shared= and coherence= exclude each other")),
             };
             Ok((at, StackSpec::Directory { directory: dir.into(), coherence, size_bytes: None }))
@@ -310,6 +310,7 @@ mod tests {
         let (_, stack) = parse_spec("at=/a,dir=/b,shared=yes").expect("a directory");
         let with = |coherence| StackSpec::Directory { directory: "/b".into(), coherence, size_bytes: None };
         assert_eq!(stack, with(Coherence::Uncoordinated));
+        assert_eq!(parse_spec("at=/a,dir=/b,consistency=strict").expect("a directory").1, with(Coherence::Strict));
         let (_, stack) = parse_spec("at=/a,dir=/b,coherence=timed:2s").expect("a directory");
         assert_eq!(stack, with(Coherence::Timed { milliseconds: 2000 }));
         let (at, stack) = parse_spec(r"at=/a\\,dir=/c\\\,d").expect("a directory");

@@ -12,7 +12,7 @@ use crate::state::Locked;
 use crate::text::{UPPER_SIZE_MIN, complain, size};
 use poolfs_host::MountEntry;
 use poolfs_local::{DirectoryId, InMemory, PrivateMount};
-use poolfs_service_protocol::{Coherence, StackSpec, Storage};
+use poolfs_service_protocol::{StackSpec, Storage};
 use std::path::Path;
 
 /// One in so many parts of the memory that is left is what a directory gets when nobody says how much.
@@ -47,9 +47,9 @@ pub fn limited(pool: &PoolRecord, stack: StackSpec, written: Written<'_>) -> Res
             return Err(Failure::usage(path.display().to_string(), cause, "use a directory of a disk, or of a tmpfs"));
         }
     };
-    if matches!(&stack, StackSpec::Directory { coherence: Coherence::Timed { .. }, .. }) {
+    if matches!(&stack, StackSpec::Directory { coherence, .. } if coherence.timed().is_some()) {
         let cause = "it is on a tmpfs: what others write there would be the pool's memory, and has no limit";
-        let remedy = "use a directory of a disk, or mount it without --coherence timed";
+        let remedy = "use a directory of a disk, or mount it with --coherence exclusive";
         return Err(Failure::usage(path.display().to_string(), cause, remedy));
     }
     if found.mount.iter().flat_map(MountEntry::options).any(|option| HUGE_PAGES.contains(&option)) {

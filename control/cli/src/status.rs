@@ -279,7 +279,7 @@ fn instance_lines(instance: &InstanceStatus, is_timed: bool) -> String {
             let _ =
                 writeln!(text, "    passthrough: {opens} opens of programs; {files} mapped from the cache, {bytes}");
         }
-        None if is_timed => text += "    no passthrough: others may change the directory (--coherence timed)\n",
+        None if is_timed => text += "    no passthrough: others may change the directory (--coherence)\n",
         None => text += "    no passthrough: the kernel caches programs itself (poolfs doctor)\n",
     }
     if instance.posted_requests > 0 {

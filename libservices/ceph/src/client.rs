@@ -5,7 +5,7 @@ use crate::functions::{
     Callbacks, Functions, RECLAIM_RESET, RawDirectory, RawFile, RawInode, RawMount, RawUser, STATX_WANTED, Statx,
     functions,
 };
-use crate::source::Source;
+use crate::source::{KEPT_BYTES, Source};
 use libc::{c_char, c_int, c_short, c_void, mode_t};
 use poolfs_types::{Caller, Errno};
 use std::cell::Cell;
@@ -21,8 +21,6 @@ pub(crate) type Answer<T> = Result<T, Errno>;
 
 /// How libcephfs is set up. Failed answers of the cluster end in an error and never in the process.
 const SETTINGS: &[(&str, &str)] = &[
-    // What is kept is kept above this layer.
-    ("client_oc", "false"),
     // The service has checked: one of the two is for each version's way to say that.
     ("fuse_default_permissions", "true"),
     ("client_permissions", "false"),
@@ -40,6 +38,13 @@ const SETTINGS: &[(&str, &str)] = &[
     // It would write where the process does.
     ("log_to_stderr", "false"),
     ("err_to_stderr", "false"),
+];
+
+/// What a mount keeps of content that it keeps, as libcephfs counts it: most of all, most that is not written yet, and when it begins to write.
+const KEEPING: &[(&str, u64)] = &[
+    ("client_oc_size", KEPT_BYTES),
+    ("client_oc_max_dirty", KEPT_BYTES / 2),
+    ("client_oc_target_dirty", KEPT_BYTES / 4),
 ];
 
 /// Linux's number; nothing else here knows it.
@@ -242,6 +247,11 @@ impl Client {
         read.map_err(|source| MountError::Configuration { file: file.cloned(), source })?;
         for (option, value) in SETTINGS {
             self.set(option, value.as_bytes())?;
+        }
+        // What is kept is kept above this layer, if something there does that.
+        self.set("client_oc", source.keeps_content.to_string().as_bytes())?;
+        for (option, bytes) in KEEPING {
+            self.set(option, bytes.to_string().as_bytes())?;
         }
         source.keyring.as_ref().map_or(Ok(()), |file| self.set("keyring", file.as_os_str().as_bytes()))
     }

@@ -52,4 +52,4 @@ mod xattrs;
 pub use claim::{Claim, ClaimKind};
 pub use error::MountError;
 pub use layer::Ceph;
-pub use source::Source;
+pub use source::{KEPT_BYTES, Source};

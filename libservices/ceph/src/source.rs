@@ -20,4 +20,10 @@ pub struct Source {
     pub holder: Option<String>,
     /// Refuse every change with `EROFS`.
     pub read_only: bool,
+    /// Have libcephfs keep content, in step with what other clients do, and write later: where nothing above this layer does. It takes up to
+    /// [`KEPT_BYTES`] of memory.
+    pub keeps_content: bool,
 }
+
+/// Most content that libcephfs keeps of one mount.
+pub const KEPT_BYTES: u64 = 16 << 20;

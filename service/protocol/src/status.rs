@@ -228,7 +228,7 @@ impl NotDirect {
             Self::Leases => "the instance has no lease left",
             Self::Memory => "the pool's service has too little memory",
             Self::Kept => "clients of the instance keep memory that was taken away",
-            Self::Coherence => "others may change the directory (--coherence timed)",
+            Self::Coherence => "others may change the directory (--coherence)",
             Self::Layers => "its bytes are in two branches, or too many files are read that way",
         }
     }

@@ -245,6 +245,9 @@ impl Instance {
         if !file.is_directory() && file.flags().writable() {
             for handle in file.handles() {
                 outcome = outcome.and(self.layer().flush(&context.caller, handle));
+                if self.closes_durably() {
+                    outcome = outcome.and(self.layer().fsync(&context.caller, handle, Durability::Data));
+                }
             }
         }
         self.nodes.closing(file.node());

@@ -182,10 +182,9 @@ impl Front {
         self.put(reply, Duration::ZERO, answer)
     }
 
-    /// For how long the kernel keeps what it may keep, or not at all.
+    /// For how long the kernel keeps the attributes that it may keep, or not at all.
     fn kept(&self, may_keep: bool) -> Duration {
-        let timed = || self.instance.timed().map_or(KEPT, |time| time.saturating_sub(ROUNDING));
-        if may_keep { timed() } else { Duration::ZERO }
+        if may_keep { kept_for(self.instance.timed()) } else { Duration::ZERO }
     }
 
     /// What is left of such a time where others may change what was found. The kernel counts from when it has the answer, and what that says may be
@@ -199,7 +198,8 @@ impl Front {
 
     /// Before a name is looked up or changed on the kernel's behalf: for how long it keeps what it is answered.
     pub(super) fn holds_name(&self, parent: NodeId, name: &[u8]) -> Duration {
-        self.kept(self.instance.nodes.hold_name(parent, name, !self.instance.can_be_shared()))
+        let may_keep = self.instance.nodes.hold_name(parent, name, !self.instance.can_be_shared());
+        if may_keep { kept_for(self.instance.names_timed()) } else { Duration::ZERO }
     }
 
     /// The attributes, and for how long the kernel keeps them.
@@ -494,6 +494,11 @@ impl Front {
             None => Ok(Adopt { handle: 0, ..asked }),
         }
     }
+}
+
+/// For how long the kernel keeps what others may change, where that is to be seen after a time.
+fn kept_for(timed: Option<Duration>) -> Duration {
+    timed.map_or(KEPT, |time| time.saturating_sub(ROUNDING))
 }
 
 /// An entry under a number that it was entered by.

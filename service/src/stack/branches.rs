@@ -6,6 +6,7 @@
 use super::crash_state::{self, Carried, Stuck, UpperRoot};
 use super::error::{Role, StackError};
 use super::immutable::Immutable;
+use super::memory::SourceMemory;
 use super::sources::{Backend, BranchId, Claim, Lineage, Source};
 use crate::in_flight::InFlight;
 use crate::spans::Timed;
@@ -37,6 +38,8 @@ pub(super) struct Branch {
     pub kept: Kept,
     /// Given up when all is on disk. Of a lower branch: taken when it turns out to have been an upper one.
     pub claim: OnceLock<Claim>,
+    /// What its source takes of the pool's memory.
+    pub _memory: SourceMemory,
     /// The last to go.
     pub _life: Arc<Life>,
 }

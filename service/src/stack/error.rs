@@ -111,7 +111,9 @@ impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Role::Directory => "a mounted directory",
-            Role::TimedDirectory => "a mounted directory that others may change (--coherence timed)",
+            Role::TimedDirectory => {
+                "a mounted directory that others may change (--coherence strict, close-to-open or timed)"
+            }
             Role::Upper => "the upper branch of a union",
             Role::Lower => "a lower branch of a union",
         })

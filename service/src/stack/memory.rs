@@ -27,6 +27,26 @@ impl PoolMemory for EvictableMemory {
     }
 }
 
+/// What the client of a source takes of the pool's memory; given back when dropped.
+pub(super) struct SourceMemory {
+    pool: Arc<CachePool>,
+    bytes: u64,
+}
+
+impl SourceMemory {
+    /// Takes so much, for which content makes room.
+    pub fn take(pool: &Arc<CachePool>, bytes: u64) -> Self {
+        pool.charge(bytes);
+        Self { pool: Arc::clone(pool), bytes }
+    }
+}
+
+impl Drop for SourceMemory {
+    fn drop(&mut self) {
+        self.pool.discharge(self.bytes);
+    }
+}
+
 impl WatchedMemory for EvictableMemory {
     fn cache_use(&self) -> CacheUse {
         let statistics = self.0.statistics();

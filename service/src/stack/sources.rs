@@ -5,7 +5,7 @@ mod ceph;
 mod claim;
 mod directory;
 
-pub(crate) use ceph::CephDirectory;
+pub(crate) use ceph::{CephDirectory, Used};
 use claim::PAUSE as ENDING_PAUSE;
 pub(crate) use claim::{Claim, ClaimKind, ENDING, Unclaimed};
 pub(crate) use directory::Directory;
@@ -13,7 +13,7 @@ pub(crate) use directory::Directory;
 use super::StackError;
 use poolfs_libservice::Libservice;
 use poolfs_local::Descriptors;
-use poolfs_service_protocol::{CephAccess, Layer, MountSpec, Place};
+use poolfs_service_protocol::{Branch, CephAccess, Layer, MountSpec, Place, StackSpec};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,6 +79,11 @@ pub(crate) trait Source: Send + Sync {
     /// Whether all that is stored takes the pool's memory.
     fn is_in_memory(&self) -> Result<bool, StackError>;
 
+    /// What a client of it takes of the pool's memory, where that has one of its own.
+    fn memory_bytes(&self) -> u64 {
+        0
+    }
+
     /// Its content as the lowest layer of a stack. What that layer has open counts among `descriptors`.
     fn open(&self, read_only: bool, descriptors: &Arc<Descriptors>) -> Result<Arc<dyn Backend>, StackError>;
 }
@@ -87,11 +92,17 @@ pub(crate) trait Source: Send + Sync {
 pub(crate) fn received(spec: &MountSpec, descriptors: Vec<OwnedFd>) -> Result<Vec<Arc<dyn Source>>, StackError> {
     let branches = spec.stack.branches();
     let access = spec.ceph.as_deref().cloned().unwrap_or_default();
+    let by_anybody = matches!(&spec.stack, StackSpec::Directory { coherence, .. } if coherence.timed().is_some());
+    let used = |branch: &Branch<'_>| match (branch.read_only, by_anybody) {
+        (true, _) => Used::Read,
+        (false, true) => Used::ByAnybody,
+        (false, false) => Used::Written,
+    };
     let mut directories = Directory::received_all(spec, descriptors)?.into_iter();
-    let source = |branch: &poolfs_service_protocol::Branch<'_>| -> Option<Arc<dyn Source>> {
+    let source = |branch: &Branch<'_>| -> Option<Arc<dyn Source>> {
         match branch.place() {
             Place::Directory(_) => directories.next().map(|directory| Arc::new(directory) as Arc<dyn Source>),
-            Place::Ceph(path) => Some(Arc::new(CephDirectory::new(branch.name, path, &access, branch.read_only))),
+            Place::Ceph(path) => Some(Arc::new(CephDirectory::new(branch.name, path, &access, used(branch)))),
         }
     };
     Ok(branches.iter().filter_map(source).collect())

@@ -21,7 +21,7 @@ fn one_claims_a_tree_alone_or_many_share_it() {
     drop(claim(0, ClaimKind::Alone).expect("given up"));
     // Another tree of the same filesystem is another one.
     let _alone = claim(0, ClaimKind::Alone).expect("free");
-    assert!(cluster.fresh().claim(ClaimKind::Alone).expect("answered").is_some());
+    assert!(cluster.fresh(false).claim(ClaimKind::Alone).expect("answered").is_some());
 }
 
 #[test]
@@ -45,10 +45,9 @@ fn a_successor_takes_what_its_predecessor_has_and_fences_it() {
 }
 
 /// libcephfs answers such calls with success: it has thrown away what they were to make durable.
-#[test]
-fn what_a_fenced_client_had_accepted_is_never_called_durable() {
+fn nothing_is_called_durable_by_a_fenced_client(keeps_content: bool) {
     let cluster = Cluster::new();
-    let held = |holder: &str| Source { holder: Some(holder.to_owned()), ..cluster.source("/tests") };
+    let held = |holder: &str| Source { holder: Some(holder.to_owned()), keeps_content, ..cluster.source("/tests") };
     let first = Ceph::mount(&held("one")).expect("mounted");
     let make = |name: &[u8]| {
         let name = Name::new(name).expect("a name");
@@ -69,4 +68,14 @@ fn what_a_fenced_client_had_accepted_is_never_called_durable() {
         assert_eq!(first.sync().expect_err("nor all of it").errno(), Errno::EIO);
         assert_eq!(first.write(&Caller::ROOT, untouched, 0, b"late").expect_err("fenced").errno(), Errno::EIO);
     }
+}
+
+#[test]
+fn what_a_fenced_client_had_accepted_is_never_called_durable() {
+    nothing_is_called_durable_by_a_fenced_client(false);
+}
+
+#[test]
+fn nor_what_libcephfs_had_kept_of_it() {
+    nothing_is_called_durable_by_a_fenced_client(true);
 }

@@ -45,19 +45,24 @@ impl Cluster {
     }
 
     pub fn mount(&self, path: &str) -> Arc<Ceph> {
-        let mounted = Ceph::mount(&self.source(path)).expect("mounted");
+        self.mounted(&self.source(path))
+    }
+
+    /// Mounts it until the test ends.
+    pub fn mounted(&self, source: &Source) -> Arc<Ceph> {
+        let mounted = Ceph::mount(source).expect("mounted");
         self.mounted.lock().expect("no panic").push(Arc::clone(&mounted));
         mounted
     }
 
-    /// A fresh directory, mounted.
-    pub fn fresh(&self) -> Arc<Ceph> {
+    /// A fresh directory, mounted; libcephfs keeps content of it or not.
+    pub fn fresh(&self, keeps_content: bool) -> Arc<Ceph> {
         let name = format!("fresh-{}", self.made.fetch_add(1, Ordering::Relaxed));
         let first = self.mounted.lock().expect("no panic").first().map(Arc::clone);
         let root = first.unwrap_or_else(|| self.mount("/tests"));
         let made = root.mkdir(&Caller::ROOT, NodeId::ROOT, Name::new(name.as_bytes()).expect("a name"), 0o755);
         root.forget(made.expect("made").node, 1);
-        self.mount(&format!("/tests/{name}"))
+        self.mounted(&Source { keeps_content, ..self.source(&format!("/tests/{name}")) })
     }
 }
 

@@ -14,20 +14,39 @@ const LACKING: [Capability; 5] = [
     Capability::ZeroRange,
 ];
 
+fn conforms(keeps_content: bool) {
+    let cluster = Cluster::new();
+    conformance::run_lacking(&|| cluster.fresh(keeps_content), &LACKING);
+}
+
 #[test]
 fn conformance() {
+    conforms(false);
+}
+
+#[test]
+fn conformance_where_libcephfs_keeps_content() {
+    conforms(true);
+}
+
+/// With these seeds.
+fn compare(keeps_content: bool, seeds: &[u64]) {
+    const OPERATIONS: usize = 4000;
     let cluster = Cluster::new();
-    conformance::run_lacking(&|| cluster.fresh(), &LACKING);
+    for &seed in seeds {
+        let layer: Arc<dyn Libservice> = cluster.fresh(keeps_content);
+        let summary = Comparison::new(seed, OPERATIONS).lacking(&LACKING).run(layer);
+        assert!(summary.succeeded > OPERATIONS / 3 && summary.refused > 0, "{summary:?}");
+    }
 }
 
 #[test]
 fn random_operations() {
-    const OPERATIONS: usize = 4000;
-    let cluster = Cluster::new();
     // Those that found faults: parents of removed directories, names lost beside other links, set-id bits.
-    for seed in [3, 4, 6] {
-        let layer: Arc<dyn Libservice> = cluster.fresh();
-        let summary = Comparison::new(seed, OPERATIONS).lacking(&LACKING).run(layer);
-        assert!(summary.succeeded > OPERATIONS / 3 && summary.refused > 0, "{summary:?}");
-    }
+    compare(false, &[3, 4, 6]);
+}
+
+#[test]
+fn random_operations_where_libcephfs_keeps_content() {
+    compare(true, &[1, 2]);
 }

@@ -52,7 +52,7 @@ fn names_and_content_of_one_mount_are_seen_by_another_and_outlive_both() {
 #[test]
 fn renaming_one_name_of_a_file_to_another_changes_nothing() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let node = write(&layer, "one", b"content");
     layer.link(&ROOT, node, NodeId::ROOT, name("two")).expect("linked");
     let at = NodeId::ROOT;
@@ -69,7 +69,7 @@ fn renaming_one_name_of_a_file_to_another_changes_nothing() {
 #[test]
 fn a_directory_counts_those_in_it_after_one_was_moved_away() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let mkdir = |at, text: &str| layer.mkdir(&ROOT, at, name(text), 0o755).expect("made").node;
     let (from, to) = (mkdir(NodeId::ROOT, "from"), mkdir(NodeId::ROOT, "to"));
     for round in 0..10 {
@@ -84,7 +84,7 @@ fn a_directory_counts_those_in_it_after_one_was_moved_away() {
 #[test]
 fn snapshots_are_read_and_not_changed() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let node = write(&layer, "f", b"before");
     let inode = layer.getattr(&ROOT, node).expect("known").inode;
     let snapshots = find(&layer, ".snap").expect("in every directory");
@@ -107,7 +107,7 @@ fn snapshots_are_read_and_not_changed() {
 #[test]
 fn what_the_cluster_does_with_a_file_is_not_set_by_an_attribute() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let set = |attribute: &[u8]| layer.setxattr(&ROOT, NodeId::ROOT, attribute, b"1000000", XattrFlags::empty());
     assert_eq!(set(b"ceph.quota.max_bytes").expect_err("an operator's"), Errno::EOPNOTSUPP);
     set(b"user.mine").expect("anybody's");
@@ -141,7 +141,7 @@ fn to_set_what_is_so_already_is_a_change() {
 #[test]
 fn times_that_cannot_be_kept_become_the_nearest_that_can() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let node = write(&layer, "f", b"content");
     let last = i64::from(u32::MAX);
     for (seconds, kept) in
@@ -160,7 +160,7 @@ fn times_that_cannot_be_kept_become_the_nearest_that_can() {
 #[test]
 fn set_id_bits_stay_until_somebody_takes_them() {
     let cluster = Cluster::new();
-    let layer = cluster.fresh();
+    let layer = cluster.fresh(false);
     let node = write(&layer, "f", b"content");
     let set = |changes: &SetAttributes| layer.setattr(&ROOT, node, changes, None).expect("changed").permissions;
     let none = SetAttributes::default();
