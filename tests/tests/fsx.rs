@@ -90,7 +90,7 @@ fn fsx_on_files_stored_compactly() {
 fn fsx_on_files_at_a_cluster() {
     isolated("fsx_on_files_at_a_cluster", |folder| {
         let cluster = Cluster::create(folder);
-        cluster.make_directories(&["dir", "upper", "compact", "lower"]);
+        cluster.make_directories(&["dir", "strict", "upper", "compact", "lower"]);
         let pool = Pool::create(folder, "256K");
         let mount = |at: &str, stack: &[&str]| pool.mount(&folder.join(at), &[stack, &cluster.access()[..]].concat());
         let lower = mount("mnt-lower", &["--dir", "ceph:/lower"]);
@@ -100,8 +100,9 @@ fn fsx_on_files_at_a_cluster() {
         }
         let before = checksum(lower.path());
         let _ = lower.unmount().expect("umount");
-        let stacks: [&[&str]; 3] = [
+        let stacks: [&[&str]; 4] = [
             &["--dir", "ceph:/dir"],
+            &["--dir", "ceph:/strict", "--consistency", "strict"],
             &["--upper", "ceph:/upper", "--lower", "ceph:/lower"],
             &["--upper", "ceph:/compact", "--lower", "ceph:/lower", "--upper-format", "bcow"],
         ];

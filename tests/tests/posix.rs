@@ -66,7 +66,7 @@ fn pjdfstest_over_a_cluster_is_as_on_the_disk() {
     isolated("pjdfstest_over_a_cluster_is_as_on_the_disk", |folder| {
         let (on_disk, _) = pjdfstest(folder, &folder.join("native"), "");
         let cluster = Cluster::create(folder);
-        cluster.make_directories(&["dir", "upper", "lower"]);
+        cluster.make_directories(&["dir", "strict", "upper", "lower"]);
         let pool = Pool::create(folder, "256M");
         let mount = |at: &str, stack: &[&str]| pool.mount(&folder.join(at), &[stack, &cluster.access()[..]].concat());
         let lower = mount("mnt-lower", &["--dir", "ceph:/lower"]);
@@ -74,14 +74,15 @@ fn pjdfstest_over_a_cluster_is_as_on_the_disk() {
         let before = checksum(lower.path());
         let _ = lower.unmount().expect("umount");
         let directory = mount("mnt-dir", &["--dir", "ceph:/dir"]);
+        let strict = mount("mnt-strict", &["--dir", "ceph:/strict", "--consistency", "strict"]);
         let union = mount("mnt-union", &["--upper", "ceph:/upper", "--lower", "ceph:/lower"]);
-        for (what, mount) in [("directory", &directory), ("union", &union)] {
+        for (what, mount) in [("directory", &directory), ("strict directory", &strict), ("union", &union)] {
             let (failed, passed) = pjdfstest(folder, &mount.path().join("pjd"), "");
             println!("pjdfstest over a {what} at a cluster: {passed} passed, {} failed", failed.len());
             let ours: Vec<_> = failed.difference(&on_disk).collect();
             assert_eq!(ours, NOT_AT_CLUSTER, "over a {what} at a cluster, but not on the disk");
         }
-        drop((directory, union));
+        drop((directory, strict, union));
         let lower = mount("mnt-lower", &["--dir", "ceph:/lower"]);
         assert_eq!(before, checksum(lower.path()), "the lower branch changed");
         let _ = lower.unmount().expect("umount");

@@ -27,13 +27,16 @@ pub enum Stack {
     TinyCache,
     /// a directory at a Ceph cluster
     Ceph,
+    /// the same that anybody may change meanwhile
+    CephStrict,
     /// a union whose branches are at one, and whose lower branch has the tree
     CephUnion,
 }
 
 impl Stack {
     /// All that are poolfs.
-    pub const ALL: [Self; 5] = [Self::Directory, Self::Union, Self::TinyCache, Self::Ceph, Self::CephUnion];
+    pub const ALL: [Self; 6] =
+        [Self::Directory, Self::Union, Self::TinyCache, Self::Ceph, Self::CephStrict, Self::CephUnion];
 
     fn cache(self) -> &'static str {
         if self == Self::TinyCache { "256K" } else { "64M" }
@@ -41,7 +44,7 @@ impl Stack {
 
     /// Whether its branches are at a Ceph cluster.
     fn is_at_cluster(self) -> bool {
-        matches!(self, Self::Ceph | Self::CephUnion)
+        matches!(self, Self::Ceph | Self::CephStrict | Self::CephUnion)
     }
 
     fn is_union(self) -> bool {
@@ -150,6 +153,9 @@ impl World {
         };
         if let Some((cluster, _)) = &self.cluster {
             arguments.extend(cluster.access().map(str::to_owned));
+            if self.stack == Stack::CephStrict {
+                arguments.extend(["--consistency", "strict"].map(str::to_owned));
+            }
         }
         arguments
     }
