@@ -38,7 +38,7 @@ packages:
 
 # The daemons of a Ceph cluster and what its clients load: only tests need them.
 ceph: packages
-	@packaging/install-missing.sh --no-servers ceph-mon ceph-osd ceph-mds ceph-common libcephfs2 python3-rados
+	@packaging/install-missing.sh --no-servers ceph-mon ceph-osd ceph-mds ceph-common libcephfs2 python3-rados iproute2
 
 tools: packages ceph
 	@test -x $(TOOLS)/bin/pjdfstest || $(CARGO) install --quiet --locked --root $(TOOLS) --version 0.2.2 pjdfstest

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A Ceph cluster for tests and trials in one folder, on this machine's loopback alone: one monitor, one OSD, one metadata server, no systemd.
+# A Ceph cluster for tests and trials in one folder, on this machine's loopback unless told otherwise: one monitor, one OSD, one metadata server, no systemd.
 #   ceph-cluster.sh create FOLDER      make it and start it; FOLDER must not exist
 #   ceph-cluster.sh start FOLDER [osd|mds]  start its daemons again, or one of them
 #   ceph-cluster.sh stop FOLDER        end them
@@ -9,12 +9,14 @@
 #   ceph-cluster.sh evict FOLDER       end the sessions of all clients, which may do nothing any more then
 #   ceph-cluster.sh destroy FOLDER     kill them and remove the folder
 # Clients take FOLDER/ceph.conf, which names the key of client.admin.
-# Environment: STORE=memstore (the default) or bluestore, SIZE of a bluestore (8G), PORT of the monitor (0: a free one).
+# Environment: STORE=memstore (the default) or bluestore, SIZE of a bluestore (8G), ADDRESS of its daemons (127.0.0.1), PORT of the monitor (0: a
+# free one).
 # `make ceph` installs the Debian packages that it needs.
 set -eu
 command=${1:?create, start, stop, kill, quota, snapshot, evict or destroy}
 folder=$(realpath -m "${2:?the folder of the cluster}")
 store=${STORE:-memstore}
+address=${ADDRESS:-127.0.0.1}
 size=$(numfmt --from=iec "${SIZE:-8G}")
 export CEPH_CONF=$folder/ceph.conf CEPH_ARGS=
 unset TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES
@@ -26,7 +28,7 @@ fail() {
 
 # A monitor has its port in its map for good. The others take ports near it.
 free_port() {
-    /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("'"$address"'", 0)); print(s.getsockname()[1])'
 }
 
 configure() {
@@ -35,10 +37,10 @@ configure() {
     cat >"$folder/ceph.conf" <<C
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
-mon host = [v2:127.0.0.1:$port]
-public addr = 127.0.0.1
-public network = 127.0.0.1/32
-cluster network = 127.0.0.1/32
+mon host = [v2:$address:$port]
+public addr = $address
+public network = $address/32
+cluster network = $address/32
 ms bind ipv4 = true
 ms bind ipv6 = false
 ms bind msgr1 = false
@@ -290,9 +292,9 @@ create)
     configure
     make_keys
     cp "$folder/keys/osd.0" "$folder/osd/keyring"
-    address=$(sed -n 's/^mon host = //p' "$folder/ceph.conf")
+    monitor=$(sed -n 's/^mon host = //p' "$folder/ceph.conf")
     fsid=$(sed -n 's/^fsid = //p' "$folder/ceph.conf")
-    monmaptool --create --fsid "$fsid" --addv a "$address" "$folder/monmap" >"$folder/log/monmaptool.out" 2>&1 || fail "no map of monitors"
+    monmaptool --create --fsid "$fsid" --addv a "$monitor" "$folder/monmap" >"$folder/log/monmaptool.out" 2>&1 || fail "no map of monitors"
     osd=$(cat /proc/sys/kernel/random/uuid)
     ceph-osd -i 0 --mkfs --osd-uuid "$osd" --no-mon-config --monmap "$folder/monmap" >"$folder/log/osd-mkfs.out" 2>&1 &
     making=$!

@@ -1,6 +1,6 @@
 //! A Ceph cluster on this machine, for tests whose branches are at one.
 
-use crate::{Outcome, Pool, name_of, run, workspace};
+use crate::{Outcome, Pool, hash, name_of, run, workspace};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +9,44 @@ use std::process::Command;
 pub struct Cluster {
     place: PathBuf,
     configuration: PathBuf,
+    network: Option<Network>,
+}
+
+/// A network of its own for a cluster, and the link that leads there from the test's. It ends with the test's namespaces.
+struct Network {
+    namespace: PathBuf,
+    link: String,
+    /// The cluster's.
+    address: String,
+}
+
+impl Network {
+    /// A place in the link where nobody is.
+    const NOWHERE: &str = "02:00:00:00:00:09";
+
+    fn new(folder: &Path) -> Self {
+        let name = name_of(folder);
+        let id = &name[name.len().saturating_sub(6)..];
+        let (link, peer) = (format!("poolfs-{id}"), format!("cluster-{id}"));
+        let namespace = Path::new("/run/netns").join(&peer);
+        // Of those for tests of networks (RFC 2544), four for each test.
+        let [first, second] = (hash(name.as_bytes()) as u16 & !3).to_be_bytes();
+        let (own, there) = (format!("198.18.{first}.{}", second + 1), format!("198.18.{first}.{}", second + 2));
+        let script = format!(
+            "mkdir -p /run/netns; ip netns add {peer}; ip link add {link} type veth peer name {peer} netns {peer}; \
+             ip addr add {own}/30 dev {link}; ip link set {link} up; \
+             nsenter --net={} sh -euc 'ip link set lo up; ip addr add {there}/30 dev {peer}; ip link set {peer} up'",
+            namespace.display()
+        );
+        let _ = crate::shell(&script).expect("a network");
+        Self { namespace, link, address: there }
+    }
+
+    fn enter(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.namespace.display())).arg(program).env("ADDRESS", &self.address);
+        command
+    }
 }
 
 /// A daemon of a cluster.
@@ -48,17 +86,56 @@ impl Cluster {
         Self::stored(folder, "bluestore")
     }
 
+    /// The same in a network of its own, which can be cut off ([`Cluster::cut_off`]).
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn apart(folder: &Path) -> Self {
+        Self::made(folder, "bluestore", Some(Network::new(folder)))
+    }
+
     fn stored(folder: &Path, store: &str) -> Self {
+        Self::made(folder, store, None)
+    }
+
+    fn made(folder: &Path, store: &str, network: Option<Network>) -> Self {
         let place = folder.join("cluster");
-        let cluster = Self { configuration: place.join("ceph.conf"), place };
+        let cluster = Self { configuration: place.join("ceph.conf"), place, network };
         let _ = run(cluster.command("create").env("STORE", store)).expect("a cluster");
         cluster
     }
 
     fn command(&self, command: &str) -> Command {
-        let mut made = Command::new(workspace().join("packaging/ceph-cluster.sh"));
+        let script = workspace().join("packaging/ceph-cluster.sh");
+        let mut made = self.network.as_ref().map_or_else(|| Command::new(&script), |network| network.enter(&script));
         made.arg(command).arg(&self.place);
         made
+    }
+
+    /// Runs Ceph's own command line; what it prints.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn ceph(&self, arguments: &[&str]) -> String {
+        let program = Path::new("ceph");
+        let mut command = self.network.as_ref().map_or_else(|| Command::new(program), |network| network.enter(program));
+        run(command.arg("--conf").arg(&self.configuration).args(arguments)).expect("ceph")
+    }
+
+    /// From here on nothing that is sent to the cluster arrives, and nobody is told so; or it does again.
+    ///
+    /// # Panics
+    /// When it has no network of its own.
+    pub fn cut_off(&self, is_cut_off: bool) {
+        let Network { link, address: there, .. } = self.network.as_ref().expect("apart");
+        let nowhere = Network::NOWHERE;
+        let script = match is_cut_off {
+            true => format!("ip neigh replace {there} lladdr {nowhere} dev {link} nud permanent"),
+            false => format!("ip neigh del {there} dev {link}"),
+        };
+        let _ = crate::shell(&script).expect("ip");
     }
 
     /// Runs a command of the script that makes clusters.
@@ -124,10 +201,21 @@ impl Cluster {
     #[must_use]
     pub fn authorize(&self, user: &str, directory: &str) -> PathBuf {
         let key = self.place.join(format!("keyring-{user}"));
-        let mut command = Command::new("ceph");
-        command.arg("--conf").arg(&self.configuration).args(["auth", "get-or-create", &format!("client.{user}")]);
-        command.args(["mon", "allow r", "osd", "allow rw", "mds", &format!("allow rw path={directory}")]);
-        let _ = run(command.arg("-o").arg(&key)).expect("ceph auth");
+        let (name, rights) = (format!("client.{user}"), format!("allow rw path={directory}"));
+        let place = key.to_str().expect("text");
+        let _ = self.ceph(&[
+            "auth",
+            "get-or-create",
+            &name,
+            "mon",
+            "allow r",
+            "osd",
+            "allow rw",
+            "mds",
+            &rights,
+            "-o",
+            place,
+        ]);
         key
     }
 }

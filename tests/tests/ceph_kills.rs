@@ -1,6 +1,6 @@
-//! What was durable at a cluster outlives everything that is killed at random moments: services, and the cluster's daemons.
+//! What was durable at a cluster outlives everything that is killed at random moments, services and the cluster's daemons, and a network that fails.
 
-use poolfs_tests::{Cluster, Daemon, Mounted, Pool, Way, is_soak, isolated_for, wait_until};
+use poolfs_tests::{Cluster, Daemon, Mounted, Pool, Way, is_soak, isolated_for, name_of, wait_until};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -167,5 +167,72 @@ fn killed_daemons_of_a_cluster_lose_nothing_that_was_durable() {
             let _ = mounted.unmount().expect("umount");
             println!("soak: {} {} daemons killed, {last:?} files whole", stack[0], 2 * rounds);
         }
+    });
+}
+
+/// Nobody is given up meanwhile.
+#[test]
+fn a_cluster_that_was_cut_off_goes_on_where_it_was() {
+    isolated_for("a_cluster_that_was_cut_off_goes_on_where_it_was", LIMIT, |folder| {
+        let cluster = Cluster::apart(folder);
+        cluster.make_directories(&["dir"]);
+        let pool = Pool::create(folder, "16M").patient();
+        let arguments = [STACKS[0], &cluster.access()[..]].concat();
+        let mounted = pool.mount(&folder.join("mnt"), &arguments);
+        let writers = writers(&pool, folder, mounted.path(), [0, 0]);
+        let lengths: &[u64] = if is_soak() { &[1, 5, 15, 30, 45, 30, 1] } else { &[1, 10] };
+        for length in lengths {
+            for writer in &writers {
+                writer.wait_for(2);
+            }
+            cluster.cut_off(true);
+            std::thread::sleep(Duration::from_secs(*length));
+            cluster.cut_off(false);
+        }
+        for writer in &writers {
+            writer.wait_for(2);
+        }
+        let last = writers.map(Writer::end);
+        check(mounted.path(), last);
+        let _ = mounted.unmount().expect("umount");
+        println!("soak: cut off {} times, {last:?} files whole", lengths.len());
+    });
+}
+
+/// The metadata server ends its session then, and whoever comes next may have what it had claimed.
+#[test]
+fn a_service_that_was_cut_off_for_too_long_is_told_so() {
+    isolated_for("a_service_that_was_cut_off_for_too_long_is_told_so", LIMIT, |folder| {
+        let cluster = Cluster::apart(folder);
+        cluster.make_directories(&["dir"]);
+        for setting in ["session_timeout", "session_autoclose"] {
+            // The least that there is.
+            let _ = cluster.ceph(&["fs", "set", "cephfs", setting, "30"]);
+        }
+        let pool = Pool::create(folder, "16M").patient();
+        // As on another host: with a state of its own.
+        let elsewhere = folder.join("elsewhere");
+        fs::create_dir(&elsewhere).expect("made");
+        let other = Pool::named(&elsewhere, &format!("{}-other", name_of(folder)), "16M");
+        let arguments = [STACKS[0], &cluster.access()[..]].concat();
+        let at = folder.join("mnt");
+        let mounted = pool.mount(&at, &arguments);
+        let writers = writers(&pool, folder, mounted.path(), [0, 0]);
+        for writer in &writers {
+            writer.wait_for(2);
+        }
+        cluster.cut_off(true);
+        wait_until("the session is over", || cluster.ceph(&["tell", "mds.0", "session", "ls"]).trim() == "[]");
+        cluster.cut_off(false);
+        // What they want durable fails, and nothing waits for ever.
+        let last = writers.map(Writer::ended);
+        let taken_over = other.mount(&folder.join("other"), &arguments);
+        check(taken_over.path(), last);
+        let _ = taken_over.unmount().expect("umount");
+        let _ = pool.poolfs(&["umount", "--force", pool.name(), at.to_str().expect("text")]).expect("umount");
+        mounted.keep();
+        let mounted = pool.mount(&at, &arguments);
+        check(mounted.path(), last);
+        let _ = mounted.unmount().expect("umount");
     });
 }
