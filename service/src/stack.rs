@@ -11,6 +11,7 @@ pub mod crash_state;
 mod error;
 mod immutable;
 mod memory;
+pub mod probe;
 mod sources;
 mod uppers;
 mod written;

@@ -68,6 +68,34 @@ fn a_directory_of_a_cluster_is_used_by_both_paths_and_by_one_pool_after_the_othe
 }
 
 #[test]
+fn doctor_looks_at_a_cluster() {
+    isolated("doctor_looks_at_a_cluster", |folder| {
+        let (cluster, configuration) = cluster(folder, &["home"]);
+        let _ = cluster.script(&["quota", "/home", "1073741824"]).expect("limited");
+        let pool = Pool::create(folder, "16M");
+        let found = |arguments: &[&str]| {
+            let looked = pool.poolfs(&[&["doctor", "--json"][..], arguments].concat());
+            let findings: serde_json::Value = serde_json::from_str(&looked.out).expect("JSON");
+            let mut all = findings.as_array().expect("a list").clone();
+            (looked.code, all.pop().expect("findings"), all.pop().expect("findings"))
+        };
+        let (_, library, _) = found(&[]);
+        assert!(library["thing"] == "Ceph's library" && library["verdict"] == "fine", "{library}");
+        let (_, home, library) = found(&["ceph:/home", "--ceph-conf", &configuration]);
+        assert!(
+            library["thing"] == "Ceph's library" && library["found"].as_str().is_some_and(|text| text.contains('.'))
+        );
+        assert!(home["thing"] == "ceph:/home" && home["verdict"] == "fine", "{home}");
+        assert!(home["found"].as_str().is_some_and(|text| text.contains("of 1.0 GiB free")), "{home}");
+        let (code, missing, _) = found(&["ceph:/missing", "--ceph-conf", &configuration]);
+        assert!(code == 1 && missing["verdict"] == "broken", "{missing}");
+        assert!(missing["remedy"].as_str().is_some_and(|text| text.contains("make it")), "{missing}");
+        let wrong = pool.poolfs(&["doctor", folder.to_str().expect("text")]);
+        assert!(wrong.code == 2 && wrong.err.contains("remedy"), "{wrong:?}");
+    });
+}
+
+#[test]
 fn what_others_change_at_a_cluster_is_seen_where_that_is_asked_for() {
     isolated("what_others_change_at_a_cluster_is_seen_where_that_is_asked_for", |folder| {
         let (_cluster, configuration) = cluster(folder, &["home"]);

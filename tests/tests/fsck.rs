@@ -1,6 +1,6 @@
 //! Upper branches are checked and repaired: after a service was killed, and with damage that must not be guessed away.
 
-use poolfs_tests::{Pool, Way, checksum, isolated, name_of, program, run, shell};
+use poolfs_tests::{Cluster, Pool, Way, checksum, isolated, name_of, program, run, shell};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
@@ -95,6 +95,66 @@ fn what_a_killed_service_has_left_is_repaired() {
                 assert_eq!(check(&[]).code, 0, "{format}: after an orderly end");
             }
         }
+    });
+}
+
+#[test]
+fn a_branch_at_a_cluster_is_checked_and_repaired() {
+    isolated("a_branch_at_a_cluster_is_checked_and_repaired", |folder| {
+        let cluster = Cluster::create(folder);
+        cluster.make_directories(&["lower", "upper-sparse", "upper-bcow"]);
+        let pool = Pool::create(folder, "16M");
+        let at = folder.join("mnt");
+        let with_access = |arguments: &[&str]| [arguments, &cluster.access()[..]].concat().join("\n");
+        let mount = |arguments: &[&str]| pool.mount(&at, &with_access(arguments).lines().collect::<Vec<_>>());
+        let filled = mount(&["--dir", "ceph:/lower"]);
+        for number in 0..20 {
+            fs::write(filled.path().join(format!("f{number}")), vec![number; 300_000]).expect("a file");
+        }
+        let _ = filled.unmount().expect("umount");
+        let script = folder.join("writer.py");
+        fs::write(&script, WRITER).expect("a file");
+        for format in FORMATS {
+            let upper = format!("ceph:/upper-{format}");
+            let check = |more: &[&str]| {
+                let arguments = ["fsck", &upper, "--lower", "ceph:/lower", "--json"];
+                pool.poolfs(&with_access(&[&arguments[..], more].concat()).lines().collect::<Vec<_>>())
+            };
+            let stack = ["--upper", &upper, "--lower", "ceph:/lower", "--upper-format", format];
+            let mounted = mount(&stack);
+            let in_use = check(&[]);
+            assert!(in_use.code == 8 && in_use.err.contains("has it mounted at"), "{in_use:?}");
+            let mut writer = Command::new("python3");
+            let mut writer = writer.arg(&script).arg(&at).stdout(Stdio::piped()).spawn().expect("a writer");
+            writer.stdout.as_mut().expect("piped").read_exact(&mut [0; 200]).expect("it writes");
+            pool.kill_service();
+            let _ = writer.wait().expect("its end");
+            mounted.keep();
+            let _ = pool.poolfs(&["umount", pool.name(), text(&at)]);
+            if format == FORMATS[0] {
+                let held = check(&[]);
+                assert!(held.code == 8 && held.err.contains("after a minute"), "{held:?}");
+            }
+            let _ = cluster.script(&["evict"]).expect("evicted");
+
+            let found = check(&[]);
+            assert_eq!(found.code, 4, "{format}: {} {}", found.out, found.err);
+            let (findings, summary) = lines(&found.out);
+            assert!(findings.iter().any(|one| one["problem"] == "unclean-end"), "{format}: {}", found.out);
+            assert_eq!(summary["damaged"], 0, "{format}: {}", found.out);
+            let repaired = check(&["--repair"]);
+            assert_eq!(repaired.code, 1, "{format}: {} {}", repaired.out, repaired.err);
+            let again = check(&[]);
+            assert_eq!((again.code, lines(&again.out).0.len()), (0, 0), "{format}: {}", again.out);
+            let mounted = mount(&stack);
+            let read = format!("cat {}/f* | wc -c", at.display());
+            let by_library = pool.shell(Way::Library, &read).expect("all of it can be read");
+            assert_eq!(pool.shell(Way::Fuse, &read).expect("read"), by_library, "{format}");
+            let _ = mounted.unmount().expect("unmounted");
+            assert_eq!(check(&[]).code, 0, "{format}: after an orderly end");
+        }
+        let plain = pool.poolfs(&[&["fsck", "ceph:/lower"][..], &cluster.access()].concat());
+        assert!(plain.code == 0 && plain.out.contains("nothing of poolfs"), "{plain:?}");
     });
 }
 

@@ -8,7 +8,7 @@ use crate::places::{self, Found, Relation, Whereabouts};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{complain, pasted, size};
-use poolfs_service_protocol::{Branch, Coherence, StackSpec};
+use poolfs_service_protocol::{Branch, CephAccess, Coherence, StackSpec};
 use rustix::fs::XattrFlags;
 use std::path::Path;
 
@@ -201,8 +201,8 @@ pub fn refuse_conflicts(
 
 /// Refuse to check what is served, and an upper branch that lies in what is written now, or contains it. What is mounted and no
 /// pool knows of, the check finds by a lock.
-pub fn refuse_check(context: &Context, upper: &Path) -> Result<()> {
-    let (found, _) = places::find(context, vec![Branch { name: upper, read_only: true }], None)?;
+pub fn refuse_check(context: &Context, upper: &Path, ceph: Option<&CephAccess>) -> Result<()> {
+    let (found, _) = places::find(context, vec![Branch { name: upper, read_only: true }], ceph)?;
     if let Some(instance) = found.first().and_then(Found::served_by) {
         return Err(served_check(context, upper, instance)?);
     }

@@ -1,14 +1,21 @@
 //! The command `doctor`: what this host lacks, and what follows from it.
 
+use crate::ceph::CephArguments;
 use crate::container::find_program;
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
+use crate::inherited::with_used_variables;
+use crate::mount::{branch, file_to_read};
 use crate::text::{print, print_json, size};
 use poolfs_host::{ControlGroups, GroupLayout, Host};
+use poolfs_service_protocol::{PROBE_ANSWER_BYTES_MAX, Place, ProbeAnswer, ProbeSpec, ProbedDirectory, StackSpec};
 use rustix::process::Resource;
 use serde::Serialize;
-use std::fmt::Write;
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{Read, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Kernel versions from which something is there.
 const KERNEL_LOCAL: (u32, u32) = (5, 12);
@@ -38,16 +45,16 @@ enum Verdict {
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
 struct Finding {
-    thing: &'static str,
+    thing: Cow<'static, str>,
     verdict: Verdict,
     found: String,
     consequence: &'static str,
-    remedy: &'static str,
+    remedy: Cow<'static, str>,
 }
 
 /// Look at everything; 1 when something does not work.
-pub fn doctor(context: &Context) -> Result<u8> {
-    let findings = examine(context);
+pub fn doctor(context: &Context, directory: Option<&Path>, ceph: &CephArguments) -> Result<u8> {
+    let findings = examine(context, probe(context, directory, ceph)?);
     let broken = findings.iter().any(|finding| finding.verdict == Verdict::Broken);
     if context.json {
         print_json(&findings)?;
@@ -73,7 +80,7 @@ fn readable(findings: &[Finding]) -> String {
     text
 }
 
-fn examine(context: &Context) -> Vec<Finding> {
+fn examine(context: &Context, cluster: Vec<Finding>) -> Vec<Finding> {
     let host = &*context.host;
     let kernel = kernel_version(host);
     let mut findings = vec![user(), kernel_finding(kernel)];
@@ -88,7 +95,76 @@ fn examine(context: &Context) -> Vec<Finding> {
     findings.extend(programs(context));
     findings.extend(limits());
     findings.push(huge_pages(host));
+    findings.extend(cluster);
     findings
+}
+
+/// What branches at a cluster need, and a directory of one.
+fn probe(context: &Context, directory: Option<&Path>, ceph: &CephArguments) -> Result<Vec<Finding>> {
+    let directory = directory.map(|name| branch(context, name)).transpose()?;
+    if let Some(name) = directory.as_ref().filter(|name| Place::of(name).is_directory()) {
+        let remedy = "name a directory of a cluster as ceph:/PATH, or leave it out";
+        return Err(Failure::usage(name.display().to_string(), "it is a directory of this host", remedy));
+    }
+    let stacks: Vec<_> = directory.iter().map(StackSpec::directory).collect();
+    let access = ceph.access(&stacks.iter().collect::<Vec<_>>(), |path| file_to_read(context, path))?;
+    let spec = ProbeSpec { directory: directory.clone(), ceph: access.unwrap_or_default() };
+    let answer = match context.service_program().map(|program| probe_by(&program, &spec)) {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => ProbeAnswer { library: Err(error.to_string()), directory: None },
+        // It is found missing elsewhere.
+        Err(_) => return Ok(Vec::new()),
+    };
+    let mut findings = vec![library_finding(answer.library)];
+    findings.extend(directory.zip(answer.directory).map(|(name, found)| directory_finding(&name, found)));
+    Ok(findings)
+}
+
+/// What the service's program answers.
+fn probe_by(program: &Path, spec: &ProbeSpec) -> std::io::Result<ProbeAnswer> {
+    let mut command = Command::new(program);
+    let command = with_used_variables(&mut command).arg("probe").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::inherit()).spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(&serde_json::to_vec(spec)?)?;
+    }
+    let mut text = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        let _ = output.take(PROBE_ANSWER_BYTES_MAX).read_to_end(&mut text)?;
+    }
+    let ended = child.wait()?;
+    if !ended.success() {
+        return Err(std::io::Error::other(format!("poolfs-service probe: {ended}")));
+    }
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn library_finding(library: std::result::Result<String, String>) -> Finding {
+    judged(
+        "Ceph's library",
+        fine_or(library.is_ok(), Verdict::Less),
+        library.map_or_else(|cause| cause, |version| format!("libcephfs {version}")),
+        "branches at a Ceph cluster (ceph:/PATH) cannot be mounted",
+        "install libcephfs of Ceph 16.2 or newer (Debian: apt-get install libcephfs2)",
+    )
+}
+
+fn directory_finding(name: &Path, found: std::result::Result<ProbedDirectory, String>) -> Finding {
+    let thing = Cow::Owned(name.display().to_string());
+    match found {
+        Ok(ProbedDirectory { mounted_ms, total_bytes: 0, .. }) => {
+            Finding { thing, ..judged("", Verdict::Fine, format!("mounted in {mounted_ms} ms"), "", "") }
+        }
+        Ok(ProbedDirectory { mounted_ms, total_bytes, free_bytes }) => {
+            let found = format!("mounted in {mounted_ms} ms; {} of {} free", size(free_bytes), size(total_bytes));
+            Finding { thing, ..judged("", Verdict::Fine, found, "", "") }
+        }
+        Err(text) => {
+            let (cause, remedy) = text.rsplit_once("; ").unwrap_or((&text, "look at the cluster (ceph -s)"));
+            let remedy = Cow::Owned(remedy.to_owned());
+            Finding { thing, remedy, ..judged("", Verdict::Broken, cause, "it cannot be mounted", "") }
+        }
+    }
 }
 
 fn judged(
@@ -100,7 +176,8 @@ fn judged(
 ) -> Finding {
     // What is fine has none.
     let told = |text| if verdict == Verdict::Fine { "" } else { text };
-    Finding { thing, verdict, found: found.into(), consequence: told(consequence), remedy: told(remedy) }
+    let (thing, remedy) = (Cow::Borrowed(thing), Cow::Borrowed(told(remedy)));
+    Finding { thing, verdict, found: found.into(), consequence: told(consequence), remedy }
 }
 
 fn fine_or(good: bool, otherwise: Verdict) -> Verdict {
@@ -372,7 +449,7 @@ mod tests {
         host.set_file("/proc/sys/kernel/osrelease", "6.10.3-generic\n");
         assert_eq!(kernel_version(&host), Some((6, 10)));
         let fine = kernel_finding(Some((6, 10)));
-        assert_eq!((fine.verdict, fine.consequence, fine.remedy), (Verdict::Fine, "", ""));
+        assert_eq!((fine.verdict, fine.consequence, &*fine.remedy), (Verdict::Fine, "", ""));
         let older = kernel_finding(Some((5, 15)));
         assert_eq!(older.verdict, Verdict::Broken);
         assert!(older.consequence.contains("sessions") && older.remedy.contains("6.5"), "{older:?}");

@@ -1,12 +1,14 @@
 //! The command `fsck`: checks an upper branch that is mounted nowhere. The service's program does the check, in a process of its own.
 
+use crate::branches;
+use crate::ceph::CephArguments;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::inherited::with_used_variables;
+use crate::mount::{branch, file_to_read};
 use crate::text::{complain, count, plain, print};
-use crate::{branches, waiting};
 use poolfs_service_protocol::{
-    CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FailureCode,
+    CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FailureCode, StackSpec,
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -22,20 +24,16 @@ pub const NOT_CHECKED: u8 = 8;
 const UNCLEAN_END: &str = "unclean-end";
 
 /// The command `fsck`.
-pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
-    check(context, upper, lowers, repair).map_err(|failure| failure.with_status(NOT_CHECKED))
+pub fn fsck(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool, ceph: &CephArguments) -> Result<u8> {
+    check(context, upper, lowers, repair, ceph).map_err(|failure| failure.with_status(NOT_CHECKED))
 }
 
-fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool) -> Result<u8> {
-    let absolute = |path: &Path| {
-        let looked_at = path.to_owned();
-        let found = std::path::absolute(path).map_err(|error| Failure::file(path, error))?;
-        waiting::within(context, &found, move || looked_at.canonicalize())?.map_err(|error| Failure::file(path, error))
-    };
-    let lowers = lowers.iter().map(|lower| absolute(lower)).collect::<Result<_>>()?;
-    let found = absolute(upper)?;
-    branches::refuse_check(context, &found)?;
-    let spec = CheckSpec { upper: found, lowers, repair, socket_directory: context.run.clone() };
+fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool, ceph: &CephArguments) -> Result<u8> {
+    let lowers = lowers.iter().map(|lower| branch(context, lower)).collect::<Result<Vec<_>>>()?;
+    let found = branch(context, upper)?;
+    let ceph = ceph.access(&[&StackSpec::union(&found, lowers.clone())], |path| file_to_read(context, path))?;
+    branches::refuse_check(context, &found, ceph.as_ref())?;
+    let spec = CheckSpec { upper: found, lowers, repair, socket_directory: context.run.clone(), ceph };
     let failed = |cause: &dyn std::fmt::Display| Failure::new(upper.display().to_string(), cause, "");
     let mut child = with_used_variables(&mut Command::new(context.service_program()?))
         .arg("check")

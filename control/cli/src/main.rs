@@ -122,7 +122,7 @@ fn complained(failure: &Failure) -> ExitCode {
 
 /// Nearly everything needs root. Whoever is somebody else is told that, and not what it is refused first.
 fn refuse_without_root(command: &Command, user: u32) -> Result<()> {
-    if user == 0 || matches!(command, Command::Doctor | Command::Why { .. }) {
+    if user == 0 || matches!(command, Command::Doctor { .. } | Command::Why { .. }) {
         return Ok(());
     }
     let failure = Failure::host(
@@ -156,9 +156,9 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
         Command::Diff { pool, place, blocks } => trees::diff(context, &pool, &place, blocks)?,
         Command::Commit { pool, place, image } => trees::commit(context, &pool, &place, &image)?,
         Command::Flatten { pool, place } => trees::flatten(context, &pool, &place)?,
-        Command::Fsck { upper, lower, repair } => {
+        Command::Fsck { upper, lower, repair, ceph } => {
             let lowers: Vec<_> = lower.iter().flat_map(|list| mount::split_lowers(list)).collect();
-            return fsck::fsck(context, &upper, &lowers, repair);
+            return fsck::fsck(context, &upper, &lowers, repair, &ceph);
         }
         Command::Exec(arguments) => {
             pool::sweep(context);
@@ -182,7 +182,7 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
             trace::trace(context, &pool, TraceSpec { slower_ns, seconds, summary })?;
         }
         Command::Why { pid, fd } => why::why(context, pid, fd)?,
-        Command::Doctor => return doctor::doctor(context),
+        Command::Doctor { directory, ceph } => return doctor::doctor(context, directory.as_deref(), &ceph),
         Command::Demo(arguments) => return demo::demo(context, &arguments),
         Command::Monitor { container, .. } => return container::watch(context, &container),
         Command::Enter(arguments) => return execute::enter(context, &arguments, &inherited),

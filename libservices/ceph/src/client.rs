@@ -95,6 +95,17 @@ impl Drop for User {
     }
 }
 
+/// The version of libcephfs, as 16.2.15.
+///
+/// # Errors
+/// When it cannot be loaded.
+pub fn library_version() -> Result<String, MountError> {
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: the three numbers are written to; the text that is answered is not looked at.
+    let _ = unsafe { (functions()?.ceph_version)(&raw mut major, &raw mut minor, &raw mut patch) };
+    Ok(format!("{major}.{minor}.{patch}"))
+}
+
 /// A mount; it ends when this is dropped, and with it the session.
 pub(crate) struct Client {
     functions: &'static Functions,

@@ -64,7 +64,10 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::EACCES | Errno::EPERM => {
             "the user may not; give it the right (ceph fs authorize), or name its key with --ceph-keyring"
         }
-        Errno::ETIMEDOUT => "no monitor or metadata server answers; look at the cluster (ceph -s)",
+        Errno::ETIMEDOUT => {
+            "no monitor or metadata server answers, or the directory waits for a client that has died; look at the cluster (ceph -s), or try again \
+             after a minute"
+        }
         _ => "look at the cluster (ceph -s) and at Ceph's log",
     }
 }

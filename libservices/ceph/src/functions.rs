@@ -89,6 +89,7 @@ macro_rules! functions {
 }
 
 functions! {
+    ceph_version(*mut c_int, *mut c_int, *mut c_int) -> *const c_char;
     ceph_create(*mut *mut RawMount, *const c_char) -> c_int;
     ceph_release(*mut RawMount) -> c_int;
     ceph_conf_read_file(*mut RawMount, *const c_char) -> c_int;

@@ -50,6 +50,7 @@ mod source;
 mod xattrs;
 
 pub use claim::{Claim, ClaimKind};
+pub use client::library_version;
 pub use error::MountError;
 pub use layer::Ceph;
 pub use source::{KEPT_BYTES, Source};

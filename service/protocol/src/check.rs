@@ -1,7 +1,7 @@
 //! The check of an upper branch that no instance uses (`poolfs-service check`): one JSON [`CheckSpec`] on standard input,
 //! answered on standard output by one JSON [`CheckLine`] a line.
 
-use crate::FailureCode;
+use crate::{CephAccess, FailureCode};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -15,9 +15,9 @@ pub const CHECK_LINE_BYTES_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckSpec {
-    /// The writable branch of a union.
+    /// The writable branch of a union: its path or, of a directory of a CephFS, its name.
     pub upper: PathBuf,
-    /// The read-only branches, topmost first; none: the lower files of sketches are not looked at.
+    /// The read-only branches, the same way, topmost first; none: the lower files of sketches are not looked at.
     #[serde(default)]
     pub lowers: Vec<PathBuf>,
     /// Whether what can be repaired is. Without it nothing is written.
@@ -25,6 +25,9 @@ pub struct CheckSpec {
     pub repair: bool,
     /// Where services have their sockets and keep what they have accepted.
     pub socket_directory: PathBuf,
+    /// How the cluster is reached, where a branch is at one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceph: Option<CephAccess>,
 }
 
 /// One line of the answer: findings, and at the end one of the others.
@@ -114,7 +117,13 @@ mod tests {
         let spec: CheckSpec = serde_json::from_str(r#"{"upper":"/u","socket_directory":"/run"}"#).expect("a spec");
         assert_eq!(
             spec,
-            CheckSpec { upper: "/u".into(), lowers: Vec::new(), repair: false, socket_directory: "/run".into() }
+            CheckSpec {
+                upper: "/u".into(),
+                lowers: Vec::new(),
+                repair: false,
+                socket_directory: "/run".into(),
+                ceph: None
+            }
         );
         assert!(serde_json::from_str::<CheckSpec>(r#"{"upper":"/u","socket_directory":"/run","guess":true}"#).is_err());
     }

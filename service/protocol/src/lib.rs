@@ -5,7 +5,8 @@
 //! [`Answer`] a line, [`Command::Trace`] by several. With [`Command::Mount`] the descriptors of its branches are sent ([`send`]).
 //! No byte of file data passes here.
 //!
-//! The same program checks an upper branch that nobody uses, and exits ([`CheckSpec`]).
+//! The same program checks an upper branch that nobody uses, and exits ([`CheckSpec`]), or looks whether branches at a cluster can be had
+//! ([`ProbeSpec`]).
 //!
 //! Only root can connect, so commands are trusted. Begin reading with [`ServiceConfig`] and [`Command`].
 
@@ -15,6 +16,7 @@ mod coherence;
 mod descriptors;
 mod failure;
 pub mod ids;
+mod probe;
 mod status;
 mod stored;
 mod timeout;
@@ -27,6 +29,7 @@ pub use check::{CHECK_LINE_BYTES_MAX, CheckFinding, CheckLine, CheckOutcome, Che
 pub use coherence::{Coherence, NoCoherence, TIMED_MAX};
 pub use descriptors::{DESCRIPTORS_MAX, Receiver, send};
 pub use failure::FailureCode;
+pub use probe::{PROBE_ANSWER_BYTES_MAX, ProbeAnswer, ProbeSpec, ProbedDirectory};
 pub use status::{
     AdoptedFile, BranchStatus, CacheStatus, ClientStatus, Histogram, InstanceStatus, KindStatus, MemoryStatus,
     NotDirect, NotPosted, OperationPath, ProgramStatus, ReadCounts, ServiceStatus, SketchDamage, Transport,

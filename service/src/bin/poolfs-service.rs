@@ -1,6 +1,7 @@
 //! The filesystem service of one pool. It reads its configuration (JSON) from standard input; see `poolfs-service-protocol`.
 //!
-//! With the argument `check` it checks an upper branch instead, as a job on standard input says, and exits. With `sweep PLACE` it
+//! With the argument `check` it checks an upper branch instead, as a job on standard input says, and exits, and with `probe` it looks whether
+//! branches at a cluster can be had. With `sweep PLACE` it
 //! frees the memory of state that dead services have left there and nobody is going to want, and reports what stays. With `guard` it is what a service
 //! starts to have its mounts cut off should it die.
 
@@ -28,6 +29,9 @@ fn main() -> ExitCode {
         (Some(job), None) if job == "check" => {
             poolfs_service::stack::check::run(std::io::stdin(), &mut std::io::stdout().lock())
         }
+        (Some(job), None) if job == "probe" => {
+            poolfs_service::stack::probe::run(std::io::stdin(), &mut std::io::stdout().lock())
+        }
         (Some(job), Some(place)) if job == "sweep" => {
             let sweep = |()| {
                 poolfs_service::stack::crash_state::sweep_and_tell(Path::new(&place), &mut std::io::stdout().lock())
@@ -35,7 +39,7 @@ fn main() -> ExitCode {
             poolfs_service::confinement::enter_on_host().and_then(sweep)
         }
         (Some(other), _) => {
-            Err(anyhow::anyhow!("there is no job \"{}\"; they are check, and sweep PLACE", other.display()))
+            Err(anyhow::anyhow!("there is no job \"{}\"; they are check, probe, and sweep PLACE", other.display()))
         }
     };
     match outcome {

@@ -1,7 +1,7 @@
 //! The job `check`: checks an upper branch that no instance uses, before the process ends.
 
 use super::crash_state::{self, StateRoot, UpperRoot};
-use super::sources::{ClaimKind, Directory, Source};
+use super::sources::{CephDirectory, ClaimKind, Directory, Source, Used};
 use super::{Role, StackBuilder, StackError, with_causes};
 use crate::confinement;
 use crate::outside::{Deed, outside};
@@ -9,12 +9,12 @@ use poolfs_bcow::{Bcow, BcowConfig};
 use poolfs_libservice::{Finding, Libservice, Outcome, Tally};
 use poolfs_local::Descriptors;
 use poolfs_service_protocol::{
-    CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, Storage,
+    CheckFinding, CheckLine, CheckOutcome, CheckSpec, CheckSummary, FINDINGS_MAX, LOWERS_MAX, Place, Storage,
 };
 use poolfs_union::check::Check;
 use rustix::process::{Resource, Rlimit};
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ pub fn check(spec: &CheckSpec, report: &mut dyn FnMut(CheckFinding)) -> Result<C
 
 /// The branches of a job, which are opened while the host's files are there.
 struct Opened {
-    upper: Directory,
+    upper: Arc<dyn Source>,
     lowers: Vec<Arc<dyn Source>>,
 }
 
@@ -80,9 +80,16 @@ impl Opened {
             let cause = format!("a union has at most {LOWERS_MAX} lower branches");
             return Err(StackError::Union { upper: spec.upper.clone(), cause });
         }
-        let upper = Directory::open(&spec.upper, !spec.repair)?;
-        let open = |lower: &PathBuf| Directory::open(lower, true).map(|lower| Arc::new(lower) as Arc<dyn Source>);
-        Ok(Self { upper, lowers: spec.lowers.iter().map(open).collect::<Result<_, _>>()? })
+        let access = spec.ceph.clone().unwrap_or_default();
+        let open = |name: &Path, used: Used| -> Result<Arc<dyn Source>, StackError> {
+            Ok(match Place::of(name) {
+                Place::Directory(path) => Arc::new(Directory::open(path, used == Used::Read)?),
+                Place::Ceph(path) => Arc::new(CephDirectory::new(name, path, &access, used)),
+            })
+        };
+        let upper = open(&spec.upper, if spec.repair { Used::Written } else { Used::Read })?;
+        let lowers = spec.lowers.iter().map(|lower| open(lower, Used::Read));
+        Ok(Self { upper, lowers: lowers.collect::<Result<_, _>>()? })
     }
 }
 
@@ -94,12 +101,17 @@ fn check_opened(
     let failed = |cause: String| StackError::Union { upper: spec.upper.clone(), cause };
     let kind = if spec.repair { ClaimKind::Alone } else { ClaimKind::Shared };
     let claim = opened.upper.claim(kind, Duration::ZERO).map_err(|error| error.of(&spec.upper))?;
-    let directory = claim.directory().ok_or_else(|| failed("it is no directory of this host".to_owned()))?;
-    let upper = UpperRoot { directory, path: &spec.upper };
-    let place = spec.socket_directory.clone();
-    let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
-    let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;
-    let waiting = states.map(|states| crash_state::waiting(upper, &states)).transpose().map_err(failed)?.flatten();
+    // Of what is at a cluster, nothing is kept on this host.
+    let waiting = match claim.directory() {
+        Some(directory) => {
+            let place = spec.socket_directory.clone();
+            let states = outside(Deed::Memory, move || StateRoot::open(&place)).flatten();
+            let states = states.map_err(|error| failed(format!("{}: {error}", spec.socket_directory.display())))?;
+            let upper = UpperRoot { directory, path: &spec.upper };
+            states.map(|states| crash_state::waiting(upper, &states)).transpose().map_err(failed)?.flatten()
+        }
+        None => None,
+    };
     if let Some((files, directory)) = waiting {
         let cause = format!(
             "{files} of its files, as a service had accepted them before it died, wait in {}; mount it once as an upper branch, which \
@@ -108,7 +120,7 @@ fn check_opened(
         );
         return Err(failed(cause));
     }
-    let local: Arc<dyn Libservice> = opened.upper.open(!spec.repair, &Descriptors::of_process())?;
+    let stored: Arc<dyn Libservice> = opened.upper.open(!spec.repair, &Descriptors::of_process())?;
     let builder = StackBuilder::new(CACHE_BYTES, None)?;
     let branch = |lower| builder.branch(lower, Role::Lower, &Storage::default(), None);
     let branches: Vec<_> = opened.lowers.iter().map(branch).collect::<Result<_, _>>()?;
@@ -122,15 +134,15 @@ fn check_opened(
             report(finding);
         }
     };
-    let is_unclean = !poolfs_union::has_ended_cleanly(&local).map_err(failed)?;
+    let is_unclean = !poolfs_union::has_ended_cleanly(&stored).map_err(failed)?;
     let bcow =
-        Bcow::new(BcowConfig { layout: None, flush_interval: Duration::ZERO, ..BcowConfig::new(Arc::clone(&local)) });
+        Bcow::new(BcowConfig { layout: None, flush_interval: Duration::ZERO, ..BcowConfig::new(Arc::clone(&stored)) });
     let compact = bcow
         .check(is_unclean, spec.repair, &mut |finding| tell(finding_of(finding, poolfs_bcow::check::Problem::name)))
         .map_err(failed)?;
     let check = Check {
         // Above it, compact files are ordinary ones.
-        upper: if compact.files > 0 { Arc::clone(&bcow) as Arc<dyn Libservice> } else { local },
+        upper: if compact.files > 0 { Arc::clone(&bcow) as Arc<dyn Libservice> } else { stored },
         lowers: Some(lowers.as_slice()).filter(|lowers| !lowers.is_empty()),
         repair: spec.repair,
         is_whole_below: compact.tally.nothing_left(),

@@ -250,7 +250,8 @@ fn a_check_of_a_file_of_any_size_ends() {
     drop((layer, builder));
     let file = fs::OpenOptions::new().write(true).open(upper.join("f")).expect("there");
     file.set_len(i64::MAX as u64).expect("a size");
-    let spec = CheckSpec { upper, lowers: Vec::new(), repair: false, socket_directory: folder.path().join("run") };
+    let socket_directory = folder.path().join("run");
+    let spec = CheckSpec { upper, lowers: Vec::new(), repair: false, socket_directory, ceph: None };
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::spawn(move || ended.send(check(&spec, &mut |_| {}).map(|summary| summary.compact_files)));
     let checked = end.recv_timeout(Duration::from_secs(60)).expect("it does not come to an end");

@@ -8,6 +8,7 @@ use poolfs_ceph::{Ceph, KEPT_BYTES, MountError, Source as Tree};
 use poolfs_local::Descriptors;
 use poolfs_service_protocol::{CephAccess, Layer};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -65,7 +66,16 @@ impl CephDirectory {
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, StackError> {
         let (done, answer) = channel();
-        let made = outside_later(Deed::Cluster, move || drop(done.send(call())));
+        let Some(unanswered) = Unanswered::new(&UNANSWERED) else {
+            return Err(self.failed(format!(
+                "{UNANSWERED_MAX} calls of this pool's service wait for clusters that do not answer; look whether a metadata server is active (ceph \
+                 fs status)"
+            )));
+        };
+        let made = outside_later(Deed::Cluster, move || {
+            let _ = done.send(call());
+            drop(unanswered);
+        });
         made.map_err(|error| self.failed(error.to_string()))?;
         answer.recv_timeout(ANSWER_WAIT).map_err(|_| {
             let seconds = ANSWER_WAIT.as_secs();
@@ -73,6 +83,27 @@ impl CephDirectory {
                 "its cluster did not let it be {doing} in {seconds} s; look whether a metadata server is active (ceph fs status)"
             ))
         })
+    }
+}
+
+/// Most calls that wait for clusters at once: each has a thread, and nothing ends it.
+const UNANSWERED_MAX: usize = 16;
+static UNANSWERED: AtomicUsize = AtomicUsize::new(0);
+
+/// One of them, until it is dropped.
+struct Unanswered(&'static AtomicUsize);
+
+impl Unanswered {
+    /// Nothing if there are too many.
+    fn new(all: &'static AtomicUsize) -> Option<Self> {
+        let more = |count| (count < UNANSWERED_MAX).then_some(count + 1);
+        all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(all))
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -179,6 +210,15 @@ impl Backend for Ceph {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_calls_wait_for_clusters_than_there_may() {
+        static ALL: AtomicUsize = AtomicUsize::new(0);
+        let mut waiting: Vec<_> = std::iter::from_fn(|| Unanswered::new(&ALL)).collect();
+        assert_eq!(waiting.len(), UNANSWERED_MAX);
+        let _ = waiting.pop();
+        assert!(Unanswered::new(&ALL).is_some_and(|one| Unanswered::new(one.0).is_none()));
+    }
 
     #[test]
     fn directories_of_one_filesystem_overlap_by_their_paths() {
