@@ -188,6 +188,20 @@ impl Cluster {
         kill_process(pid, signal).expect("ours");
     }
 
+    /// Bytes that clients and metadata servers have read of its objects so far.
+    ///
+    /// # Panics
+    /// When the OSD does not say.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        let pid = std::fs::read_to_string(self.place.join("run/osd")).expect("it runs");
+        let socket = self.place.join(format!("run/osd.0.{}.socket", pid.trim()));
+        let said = run(Command::new("ceph").arg("--admin-daemon").arg(socket).args(["perf", "dump", "osd"]));
+        let said = said.expect("perf dump");
+        let counts: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+        counts["osd"]["op_out_bytes"].as_u64().unwrap_or_else(|| panic!("no count in {said}"))
+    }
+
     /// Ceph's configuration for its clients.
     #[must_use]
     pub fn configuration(&self) -> &Path {
@@ -200,8 +214,17 @@ impl Cluster {
     /// When the cluster does not.
     #[must_use]
     pub fn authorize(&self, user: &str, directory: &str) -> PathBuf {
+        self.authorize_as(user, &format!("allow rw path={directory}"))
+    }
+
+    /// The same, with these rights at the metadata server.
+    ///
+    /// # Panics
+    /// When the cluster does not.
+    #[must_use]
+    pub fn authorize_as(&self, user: &str, rights: &str) -> PathBuf {
         let key = self.place.join(format!("keyring-{user}"));
-        let (name, rights) = (format!("client.{user}"), format!("allow rw path={directory}"));
+        let name = format!("client.{user}");
         let place = key.to_str().expect("text");
         let _ = self.ceph(&[
             "auth",
@@ -212,7 +235,7 @@ impl Cluster {
             "osd",
             "allow rw",
             "mds",
-            &rights,
+            rights,
             "-o",
             place,
         ]);

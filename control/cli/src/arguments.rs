@@ -7,6 +7,10 @@ use poolfs_service_protocol::{Coherence, IdRange, Timeout, Transport, UpperForma
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod image;
+
+pub use image::ImageCommand;
+
 /// What options are listed under that every command has, apart from its own.
 const EVERY_COMMAND: &str = "Options of every command";
 
@@ -226,33 +230,6 @@ pub enum PoolCommand {
     },
 }
 
-/// Commands on images.
-#[derive(Debug, Subcommand)]
-pub enum ImageCommand {
-    /// Import an image
-    Import {
-        /// Its name here
-        name: String,
-        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, tar:FILE (plain, gzip or zstd) or dir:DIR
-        source: String,
-    },
-    /// List the images
-    Ls,
-    /// Show everything about an image
-    Inspect {
-        /// The image
-        name: String,
-    },
-    /// Remove an image, and the layers nobody else uses
-    Rm {
-        /// The image
-        name: String,
-        /// Also when containers were made of it: they keep its layers
-        #[arg(long)]
-        force: bool,
-    },
-}
-
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
 #[command(
@@ -401,7 +378,7 @@ pub struct RunArguments {
     /// [default: a directory of the container's]
     #[arg(long, value_name = "DIR")]
     pub upper_dir: Option<PathBuf>,
-    /// How its cluster is reached
+    /// How its cluster is reached, and the image's [default: as the image was imported or added]
     #[command(flatten)]
     pub ceph: CephArguments,
     /// How it stores files of which some blocks have moved: sparse, bcow, bcow-performance or bcow-space

@@ -76,20 +76,31 @@ fn relation(wanted: (&Path, &Found), used: (&Path, Option<&Whereabouts>)) -> Opt
     }
 }
 
+/// Whether one is a store of images, and the other a layer in it.
+fn is_layer_of(store: Used<'_>, layer: Used<'_>) -> bool {
+    store.0 == Use::Alone && layer.0 == Use::Lower && layer.1.parent().and_then(Path::parent) == Some(store.1)
+}
+
 /// The first two directories of two mounts that exclude each other. Within a pool the service keeps equal ones apart, but for two unions over one upper
 /// branch; it has one cache, so lower branches may lie in each other, and nothing else.
 fn conflict<'a>(
-    (stack, found): (&'a StackSpec, &[Found]),
+    (wanted, found): (&'a InstanceRecord, &[Found]),
     used: &InstanceRecord,
     is_own_pool: bool,
 ) -> Option<Conflict<'a>> {
+    let are_store_and_layer = |one: Used<'_>, other: Used<'_>| {
+        (wanted.is_store && is_layer_of(one, other)) || (used.is_store && is_layer_of(other, one))
+    };
     let excludes = |wanted: Use, used: Use, relation| match (is_own_pool, relation) {
         (false, _) => !wanted.goes_with(used),
         (true, Relation::Same) => (wanted, used) == (Use::Upper, Use::Upper),
         (true, Relation::Nested) => (wanted, used) != (Use::Lower, Use::Lower),
     };
-    for (wanted, found) in uses(stack).into_iter().zip(found) {
+    for (wanted, found) in uses(&wanted.spec.stack).into_iter().zip(found) {
         for (at, (other, path)) in uses(&used.spec.stack).into_iter().enumerate() {
+            if are_store_and_layer(wanted, (other, path)) {
+                continue;
+            }
             let relation = relation((wanted.1, found), (path, used.places.get(at)));
             if let Some(relation) = relation.filter(|&relation| excludes(wanted.0, other, relation)) {
                 return Some(Conflict { wanted, used: other, relation });
@@ -162,19 +173,13 @@ fn place_of(context: &Context, instance: &str) -> Result<Option<(PoolRecord, Ins
 }
 
 /// Refuse what another mount excludes. The one that is to be made is in the record already: so of two that are made at once at least one sees the other.
-pub fn refuse_conflicts(
-    context: &Context,
-    own: &PoolRecord,
-    instance: &str,
-    stack: &StackSpec,
-    found: &[Found],
-) -> Result<()> {
+pub fn refuse_conflicts(context: &Context, own: &PoolRecord, wanted: &InstanceRecord, found: &[Found]) -> Result<()> {
     let others: Vec<PoolRecord> = context.pools()?.peek_all()?;
     let pools = others.iter().filter(|pool| pool.name != own.name).chain([own]);
     for pool in pools.filter(|pool| pool.service_alive(&*context.host) == Some(true)) {
-        for used in pool.instances.iter().filter(|used| used.spec.instance != instance) {
+        for used in pool.instances.iter().filter(|used| used.spec.instance != wanted.spec.instance) {
             let is_own = pool.name == own.name;
-            let Some(conflict) = conflict((stack, found), used, is_own) else { continue };
+            let Some(conflict) = conflict((wanted, found), used, is_own) else { continue };
             if !is_in_use(context, pool, used)? {
                 continue;
             }
@@ -306,7 +311,7 @@ mod tests {
         let root = folder.path().canonicalize().expect("a path");
         let mut context = Context::for_test(&root, poolfs_host::RecordingHost::new());
         context.host = Box::new(LinuxHost);
-        for name in ["a/b", "ab", "l/x", "u/v", "m", "v"] {
+        for name in ["a/b", "ab", "l/x", "u/v", "m", "v", "s/layers/x"] {
             std::fs::create_dir_all(root.join(name)).expect("folders");
         }
         let alone = |path: &str| StackSpec::directory(root.join(path));
@@ -316,13 +321,19 @@ mod tests {
             size_bytes: None,
         };
         let union = |upper: &str, lower: &str| StackSpec::union(root.join(upper), vec![root.join(lower)]);
-        let exclude = |wanted: &StackSpec, used: &StackSpec, is_own_pool, is_noted: bool| {
+        let instance = |stack: &StackSpec, places, is_store| {
+            let spec = MountSpec::new("x-1", "/mnt", stack.clone());
+            InstanceRecord { spec, owner: None, container: None, mounter: None, places, device: None, is_store }
+        };
+        let exclude_one = |wanted: (&StackSpec, bool), used: (&StackSpec, bool), is_own_pool, is_noted: bool| {
             let find = |stack: &StackSpec| places::find(&context, stack.branches(), None).expect("there").0;
-            let (found, others) = (find(wanted), find(used));
+            let (found, others) = (find(wanted.0), find(used.0));
             let places = others.into_iter().map(|found| found.whereabouts()).filter(|_| is_noted).collect();
-            let spec = MountSpec::new("x-1", "/mnt", used.clone());
-            let used = InstanceRecord { spec, owner: None, container: None, mounter: None, places, device: None };
-            conflict((wanted, &found), &used, is_own_pool).is_some()
+            let (wanted, used) = (instance(wanted.0, Vec::new(), wanted.1), instance(used.0, places, used.1));
+            conflict((&wanted, &found), &used, is_own_pool).is_some()
+        };
+        let exclude = |wanted: &StackSpec, used: &StackSpec, is_own_pool, is_noted| {
+            exclude_one((wanted, false), (used, false), is_own_pool, is_noted)
         };
         for (one, other) in [
             (alone("a"), alone("a")),
@@ -351,6 +362,20 @@ mod tests {
                 assert!(!exclude(&other, &one, false, is_noted), "{other:?} {one:?}");
             }
         }
+        // A store of images that is changed, and the layers in it.
+        for (one, other, are_exclusive) in [
+            (alone("s"), union("u", "s/layers/x"), false),
+            (alone("s"), union("u", "s/layers"), true),
+            (alone("s"), union("s/layers/x", "l"), true),
+            (alone("s/layers/x"), union("u", "s"), true),
+            (alone("s"), alone("s/layers/x"), true),
+        ] {
+            for is_noted in [true, false] {
+                assert_eq!(exclude_one((&one, true), (&other, false), false, is_noted), are_exclusive, "{other:?}");
+                assert_eq!(exclude_one((&other, false), (&one, true), false, is_noted), are_exclusive, "{other:?}");
+                assert!(exclude(&one, &other, false, is_noted) && exclude(&other, &one, false, is_noted), "{other:?}");
+            }
+        }
         // In one pool.
         for (one, other, is_conflict) in [
             (alone("a"), alone("a"), false),
@@ -377,7 +402,15 @@ mod tests {
         let stack = StackSpec::directory("/data");
         let spec = MountSpec::new("web-1", "/mnt", stack);
         let mounter = ProcessRecord::of(&*context.host, 42);
-        let known = InstanceRecord { spec, owner: None, container: None, mounter, places: Vec::new(), device: None };
+        let known = InstanceRecord {
+            spec,
+            owner: None,
+            container: None,
+            mounter,
+            places: Vec::new(),
+            device: None,
+            is_store: false,
+        };
         let service = ProcessRecord::of(&*context.host, 43);
         let pool = PoolRecord { instances: vec![known.clone()], next_instance: 2, ..PoolRecord::for_test(service) };
         // It is in no mount table, and no service listens.

@@ -28,13 +28,12 @@ pub struct CephArguments {
 impl CephArguments {
     /// What services are told of it, for those of the stacks that have such a branch; nothing where none has.
     pub fn access(&self, stacks: &[&StackSpec], file: impl Fn(&Path) -> Result<PathBuf>) -> Result<Option<CephAccess>> {
-        let Self { ceph_conf, ceph_user, ceph_keyring, ceph_fs } = self.clone();
         if !stacks.iter().any(|stack| has_ceph(stack)) {
             let is_given = [
-                ("--ceph-conf", ceph_conf.is_some()),
-                ("--ceph-user", ceph_user.is_some()),
-                ("--ceph-keyring", ceph_keyring.is_some()),
-                ("--ceph-fs", ceph_fs.is_some()),
+                ("--ceph-conf", self.ceph_conf.is_some()),
+                ("--ceph-user", self.ceph_user.is_some()),
+                ("--ceph-keyring", self.ceph_keyring.is_some()),
+                ("--ceph-fs", self.ceph_fs.is_some()),
             ];
             return match is_given.into_iter().find(|(_, is_given)| *is_given) {
                 Some((option, _)) => {
@@ -43,17 +42,48 @@ impl CephArguments {
                 None => Ok(None),
             };
         }
+        self.given(file).map(Some)
+    }
+
+    /// What services are told of it, where an image is at a cluster: what is given here goes before what was noted of the image.
+    pub fn access_over(&self, noted: &CephAccess, file: impl Fn(&Path) -> Result<PathBuf>) -> Result<CephAccess> {
+        let given = self.given(file)?;
+        let cluster = if self.ceph_conf.is_some() { given.cluster } else { noted.cluster.clone() };
+        let given = CephAccess { cluster, ..given };
+        if !given.may_be_one(noted) {
+            let option = if self.ceph_fs.is_some() && given.filesystem != noted.filesystem {
+                "--ceph-fs"
+            } else {
+                "--ceph-conf"
+            };
+            let remedy = "leave it out; all branches of a container that are at a cluster have to be in one filesystem";
+            return Err(Failure::usage(option, "the image is in another filesystem, or at another cluster", remedy));
+        }
+        // A key is one user's.
+        let keyring = if given.user.is_some() { given.keyring } else { given.keyring.or(noted.keyring.clone()) };
+        Ok(CephAccess {
+            configuration: given.configuration.or(noted.configuration.clone()),
+            user: given.user.or(noted.user.clone()),
+            keyring,
+            filesystem: given.filesystem.or(noted.filesystem.clone()),
+            cluster: given.cluster,
+            holder: None,
+        })
+    }
+
+    fn given(&self, file: impl Fn(&Path) -> Result<PathBuf>) -> Result<CephAccess> {
+        let Self { ceph_conf, ceph_user, ceph_keyring, ceph_fs } = self.clone();
         let file = |path: Option<PathBuf>| path.map(|path| file(&path)).transpose();
         let user = ceph_user.map(|user| user.strip_prefix("client.").map_or(user.clone(), str::to_owned));
         let configuration = file(ceph_conf)?;
-        Ok(Some(CephAccess {
+        Ok(CephAccess {
             cluster: cluster_of(configuration.as_deref().unwrap_or(Path::new(DEFAULT_CONFIGURATION))),
             configuration,
             user,
             keyring: file(ceph_keyring)?,
             filesystem: ceph_fs,
             holder: None,
-        }))
+        })
     }
 }
 
@@ -176,6 +206,35 @@ mod tests {
         let differ = |one: Option<&str>, other: Option<&str>| !place("/a", one).overlaps(&place("/a", other));
         assert!(differ(Some("1"), Some("2")));
         assert!(!differ(Some("1"), Some("1")) && !differ(None, Some("1")) && !differ(None, None), "it may be the same");
+    }
+
+    #[test]
+    fn what_is_given_goes_before_what_is_noted_of_an_image() {
+        let text = |text: &str| Some(text.to_owned());
+        let noted = CephAccess {
+            configuration: Some("/noted".into()),
+            user: text("images"),
+            keyring: Some("/key".into()),
+            filesystem: text("fs"),
+            cluster: text("1"),
+            holder: None,
+        };
+        let over = |arguments: CephArguments| arguments.access_over(&noted, |path| Ok(path.to_owned()));
+        assert_eq!(over(CephArguments::default()).expect("as noted"), noted);
+        let user = CephArguments { ceph_user: text("client.a"), ..CephArguments::default() };
+        let expected = CephAccess { user: text("a"), keyring: None, ..noted.clone() };
+        assert_eq!(over(user).expect("another user"), expected, "whose key is another");
+        let place = tempfile::tempdir().expect("a directory");
+        let file = |name: &str, id: &str| {
+            let path = place.path().join(name);
+            std::fs::write(&path, format!("fsid = {id}\n")).expect("written");
+            CephArguments { ceph_conf: Some(path), ..CephArguments::default() }
+        };
+        assert_eq!(over(file("copy", "1")).expect("a copy").user, noted.user);
+        let refused = [file("other", "2"), CephArguments { ceph_fs: text("other"), ..CephArguments::default() }];
+        for (arguments, option) in refused.into_iter().zip(["--ceph-conf", "--ceph-fs"]) {
+            assert!(over(arguments).expect_err("another place").summary().starts_with(option), "{option}");
+        }
     }
 
     #[test]

@@ -52,7 +52,8 @@ pub fn execute(context: &Context, arguments: &ExecArguments, inherited: &Descrip
     result.and_then(|status| cleaned.map(|()| status))
 }
 
-fn throw_away_pool(context: &Context, owner: ProcessRecord) -> Result<String> {
+/// Make a pool that goes with the command it is for: its name.
+pub fn throw_away_pool(context: &Context, owner: ProcessRecord) -> Result<String> {
     let name = group_name(&owner.identity());
     // On a small host a part of it.
     let total = pool::host_memory_bytes(&*context.host).unwrap_or(u64::MAX);

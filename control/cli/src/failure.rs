@@ -7,6 +7,9 @@ use poolfs_service_protocol::FailureCode;
 use std::fmt::{Display, Formatter};
 use std::path::Path;
 
+/// What can be done where an image finds no room.
+const NO_ROOM_REMEDY: &str = "make room there, or raise its quota; nothing of the image was kept";
+
 /// Why something on a file failed.
 pub trait FileCause: Display {
     /// Whether it is for want of room.
@@ -198,6 +201,15 @@ impl Failure {
         self
     }
 
+    /// The same failure, with another name of a directory in all that it says.
+    pub fn renamed(mut self, directory: &Path, name: &Path) -> Failure {
+        let (directory, name) = (directory.display().to_string(), name.display().to_string());
+        for text in [&mut self.thing, &mut self.cause, &mut self.remedy] {
+            *text = text.replace(&directory, &name);
+        }
+        self
+    }
+
     /// The same failure with more of its cause.
     pub fn because(mut self, more: impl Display) -> Failure {
         self.cause = format!("{}; {more}", self.cause);
@@ -315,9 +327,12 @@ impl From<ImageError> for Failure {
                 Code::Damaged,
                 "leave .poolfs out of the image; an upper branch becomes one by `poolfs commit` while it is mounted",
             ),
-            ImageError::NoRoom { .. } => {
-                (Code::NoSpace, "make room there, or use another --state directory; nothing of the image was kept")
-            }
+            ImageError::NoRoom { .. } => (
+                Code::NoSpace,
+                "make room there, or use another --state directory (--to, of one at a cluster); nothing of the image was kept",
+            ),
+            ImageError::NoRoomFor { .. } => (Code::NoSpace, NO_ROOM_REMEDY),
+            ImageError::Io { source, .. } if source.is_no_space() => (Code::NoSpace, NO_ROOM_REMEDY),
             ImageError::Io { .. } => {
                 (Code::File, "check the path, the rights (root is needed) and the room on the disk")
             }

@@ -17,6 +17,7 @@ mod doctor;
 mod execute;
 mod failure;
 mod fsck;
+mod image_store;
 mod images;
 mod inherited;
 mod memory;
@@ -212,7 +213,10 @@ fn pool_command(context: &Context, command: PoolCommand) -> Result<()> {
 
 fn image_command(context: &Context, command: ImageCommand) -> Result<()> {
     match command {
-        ImageCommand::Import { name, source } => images::import(context, &name, &source),
+        ImageCommand::Import { name, source, to, ceph } => {
+            images::import(context, &name, &source, to.as_deref(), &ceph)
+        }
+        ImageCommand::Add { name, from, ceph } => images::add(context, &name, &from, &ceph),
         ImageCommand::Ls => images::list(context),
         ImageCommand::Inspect { name } => images::inspect(context, &name),
         ImageCommand::Rm { name, force } => images::remove(context, &name, force),

@@ -50,14 +50,29 @@ pub struct Wanted {
     pub timeout: Option<Timeout>,
     /// How the cluster is reached that has its Ceph branches.
     pub ceph: Option<CephAccess>,
+    /// Whether it is a store of images that is to be changed: see [`InstanceRecord::is_store`].
+    pub is_store: bool,
 }
 
 impl Wanted {
     /// A mount for everybody, as a user wants it who says nothing else.
     pub fn new(mount_point: PathBuf, stack: StackSpec) -> Wanted {
         let (owner, container, ids, transport, timeout, ceph) = (None, None, None, None, None, None);
-        let (suid, devices, wait_for_writes) = (false, false, false);
-        Wanted { mount_point, stack, owner, container, ids, suid, devices, transport, wait_for_writes, timeout, ceph }
+        let (suid, devices, wait_for_writes, is_store) = (false, false, false, false);
+        Wanted {
+            mount_point,
+            stack,
+            owner,
+            container,
+            ids,
+            suid,
+            devices,
+            transport,
+            wait_for_writes,
+            timeout,
+            ceph,
+            is_store,
+        }
     }
 }
 
@@ -318,16 +333,23 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     };
     // Recorded before it is mounted: whatever happens from here on can be undone by the next command.
     let places = found.iter().map(Found::whereabouts).collect();
-    let Wanted { owner, container, .. } = wanted;
+    let Wanted { owner, container, is_store, .. } = wanted;
     let mounter = ProcessRecord::of(&*context.host, std::process::id());
-    let record =
-        InstanceRecord { spec: spec.clone(), owner, container, mounter: mounter.clone(), places, device: None };
-    pool.record.instances.push(record);
+    let record = InstanceRecord {
+        spec: spec.clone(),
+        owner,
+        container,
+        mounter: mounter.clone(),
+        places,
+        device: None,
+        is_store,
+    };
+    pool.record.instances.push(record.clone());
     let (service, set_aside) = (pool.record.service.clone(), pool.record.in_memory.clone());
     let begun = pool
         .note()
         .map_err(|failure| failure.of(spec.mount_point.display().to_string()))
-        .and_then(|()| branches::refuse_conflicts(context, &pool.record, &spec.instance, &spec.stack, &found))
+        .and_then(|()| branches::refuse_conflicts(context, &pool.record, &record, &found))
         .and_then(|()| memory::set_aside(context, pool, &spec.stack, memory::written(&found, &mounts)));
     match begun {
         Ok(()) => Ok(Begun { spec, found, mounts, mounter, service, set_aside }),

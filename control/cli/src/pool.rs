@@ -415,6 +415,7 @@ mod tests {
             mounter: None,
             places: Vec::new(),
             device: None,
+            is_store: false,
         });
         pool.save().expect("saved");
         drop(pool);

@@ -62,6 +62,9 @@ pub struct InstanceRecord {
     /// The device of its filesystem, as the kernel writes it, once it is mounted. What has files of it open is found by that when it is in no mount table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Whether it is a store of images that a command changes: the layers that lie in it stay as they are, so others may use them meanwhile.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_store: bool,
 }
 
 impl InstanceRecord {

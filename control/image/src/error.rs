@@ -104,6 +104,14 @@ pub enum ImageError {
         /// How many an import never takes.
         kept: u64,
     },
+    /// The disk, or a quota, has no room for a member of an archive.
+    #[error("there is no room for archive member {member:?}: {source}")]
+    NoRoomFor {
+        /// The member's name.
+        member: String,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
     /// An image larger than the bounds allow.
     #[error("{what} is over the limit of {limit}")]
     TooLarge {

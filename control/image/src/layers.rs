@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+/// What the directory of layers is called in a store.
+pub(crate) const LAYERS_NAME: &str = "layers";
 /// What temporary directories begin with.
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
@@ -53,16 +56,24 @@ impl LayerBlob {
     }
 }
 
+/// Makes durable what was written below a directory.
+pub type MakeDurable = Arc<dyn Fn(&Path) -> std::io::Result<()> + Send + Sync>;
+
 /// The directory of layers.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct LayerStore {
     directory: PathBuf,
+    make_durable: MakeDurable,
 }
 
 impl LayerStore {
     pub(crate) fn open(directory: PathBuf) -> Result<LayerStore> {
         std::fs::create_dir_all(&directory).map_err(|source| ImageError::io("make", &directory, source))?;
-        Ok(LayerStore { directory })
+        Ok(LayerStore { directory, make_durable: Arc::new(tree::make_durable) })
+    }
+
+    pub(crate) fn made_durable_by(self, make_durable: MakeDurable) -> LayerStore {
+        LayerStore { make_durable, ..self }
     }
 
     pub(crate) fn path(&self, digest: &Digest) -> PathBuf {
@@ -128,9 +139,13 @@ impl LayerStore {
         if self.contains(&record.digest) {
             return Ok((record, false));
         }
-        tree::make_durable(tree_path)?;
+        (self.make_durable)(tree_path).map_err(|source| ImageError::io("make durable", tree_path, source))?;
         let path = self.path(&record.digest);
         std::fs::rename(tree_path, &path).map_err(|source| ImageError::io("name", &path, source))?;
+        // Before a record names it.
+        File::open(&self.directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|source| ImageError::io("make durable", &self.directory, source))?;
         Ok((record, true))
     }
 

@@ -5,6 +5,9 @@
 //! image that has it; `images/NAME.json` lists an image's layers and keeps how its programs are started. These two are persistent state;
 //! there is no cache. Begin with [`ImageStore`].
 //!
+//! A directory of a CephFS may have the same form, and be the store of many hosts ([`ClusterStore`]). A state directory then has only the
+//! record of such an image, and `hosts/NAME/HOST` of the store says which hosts have it ([`Holder`]).
+//!
 //! **Assumptions.** Archives are hostile until shown otherwise: digests are verified, sizes bounded, and every path is walked by the kernel
 //! with the layer's directory as its root, so that nothing outside can be reached. After any error nothing of the image stays.
 
@@ -14,6 +17,7 @@ mod decompress;
 mod digest;
 mod directory;
 mod error;
+mod holders;
 mod layers;
 mod layout;
 mod limits;
@@ -29,9 +33,10 @@ mod unpack;
 pub use commit::{Base, Staged};
 pub use digest::Digest;
 pub use error::{ImageError, Result};
+pub use holders::Holder;
 pub use layers::LayerRecord;
 pub use layout::write_layout;
 pub use limits::{Limits, Progress, Silent};
-pub use record::{ImageConfig, ImageRecord, check_name};
+pub use record::{ClusterStore, ImageConfig, ImageRecord, check_name, layer_in};
 pub use source::Source;
 pub use store::{ImageStore, Removed, StoreLock};

@@ -90,12 +90,14 @@ impl Room {
     fn grant(&mut self, disk: &StatVfs, bytes: u64, objects: u64) -> Result<()> {
         let left_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
         let kept_bytes = (disk.f_blocks.saturating_mul(disk.f_frsize) / KEPT_SHARE).min(KEPT_BYTES_MAX);
+        // A cluster without a manager daemon does not say how large it is: it refuses what it has no room for.
+        let (left_bytes, step) = if disk.f_blocks == 0 { (u64::MAX, u64::MAX) } else { (left_bytes, kept_bytes / 2) };
         let spare_bytes = self.spare("bytes", left_bytes, kept_bytes, bytes)?;
         // A filesystem that makes inodes as long as there are bytes says that it has none at all.
         let left_inodes = if disk.f_files == 0 { u64::MAX } else { disk.f_favail };
         let kept_inodes = (disk.f_files / KEPT_SHARE).min(KEPT_INODES_MAX);
         let spare_inodes = self.spare("inodes", left_inodes, kept_inodes, objects)?;
-        self.granted_bytes = spare_bytes.min(kept_bytes / 2).min(ASK_BYTES_MAX).max(bytes);
+        self.granted_bytes = spare_bytes.min(step).min(ASK_BYTES_MAX).max(bytes);
         self.granted_objects = spare_inodes.min(ASK_OBJECTS_MAX).max(objects);
         Ok(())
     }
@@ -185,6 +187,7 @@ mod tests {
         assert_eq!(grant(&disk(40_000, 39_000, 40_000, 2000), 4096, 1), Err("inodes"));
         assert_eq!(grant(&disk(40_000, 39_000, 40_000, 2000), 4096, 0), Ok((half, 0)), "content needs none");
         assert_eq!(grant(&disk(40_000, 39_000, 0, 0), 1, 1), Ok((half, ASK_OBJECTS_MAX)), "they are not bounded");
+        assert_eq!(grant(&disk(0, 0, 0, 0), 1, 1), Ok((ASK_BYTES_MAX, ASK_OBJECTS_MAX)), "it does not say");
     }
 
     #[test]

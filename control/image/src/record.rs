@@ -1,10 +1,12 @@
 //! The saved state of an image: `images/NAME.json`.
 
-use crate::layers::LayerRecord;
-use crate::{ImageError, Result};
+use crate::layers::{LAYERS_NAME, LayerRecord};
+use crate::{Digest, ImageError, Result};
 use oci_spec::image::ImageConfiguration;
+use poolfs_service_protocol::CephAccess;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// The version of the record's form.
 pub(crate) const RECORD_VERSION: u32 = 1;
@@ -62,6 +64,25 @@ pub struct ImageRecord {
     pub layers: Vec<LayerRecord>,
     /// How its programs are started.
     pub config: ImageConfig,
+    /// The store at a cluster that has its layers; none where they are in the state directory. A record in that store itself does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<ClusterStore>,
+}
+
+/// A store of images in a directory of a CephFS, which has the form of a state directory's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterStore {
+    /// The directory, as unions name it: `ceph:/PATH`.
+    pub directory: PathBuf,
+    /// How its cluster is reached.
+    pub access: CephAccess,
+}
+
+/// The directory of a layer in the store at `directory`.
+#[must_use]
+pub fn layer_in(directory: &Path, digest: &Digest) -> PathBuf {
+    directory.join(LAYERS_NAME).join(digest.hex())
 }
 
 impl ImageRecord {

@@ -1,7 +1,7 @@
 //! The image store: the images of one state directory.
 
-use crate::layers::{LayerBlob, LayerRecord, LayerStore};
-use crate::record::{ImageConfig, ImageRecord, RECORD_VERSION, check_name};
+use crate::layers::{LAYERS_NAME, LayerBlob, LayerRecord, LayerStore};
+use crate::record::{ClusterStore, ImageConfig, ImageRecord, RECORD_VERSION, check_name};
 use crate::source::{BlobDirectory, Described, Source};
 use crate::unpack::{self, Purpose};
 use crate::{Digest, ImageError, Limits, Progress, Result, directory};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What a record begins with while it is written; no image has such a name.
-const RECORD_PREFIX: &str = ".tmp-";
+pub(crate) const RECORD_PREFIX: &str = ".tmp-";
 /// Most bytes of an image's record.
 const RECORD_BYTES_MAX: u64 = 16 << 20;
 
@@ -50,7 +50,11 @@ impl ImageStore {
     pub fn open(state: &Path) -> Result<ImageStore> {
         let images = state.join("images");
         std::fs::create_dir_all(&images).map_err(|source| ImageError::io("make", &images, source))?;
-        Ok(ImageStore { images, layers: LayerStore::open(state.join("layers"))?, take_lock: Arc::new(wait_for_lock) })
+        Ok(ImageStore {
+            images,
+            layers: LayerStore::open(state.join(LAYERS_NAME))?,
+            take_lock: Arc::new(wait_for_lock),
+        })
     }
 
     /// The same store, whose lock is waited for in another way.
@@ -60,6 +64,15 @@ impl ImageStore {
         take_lock: impl Fn(&Path, File, FlockOperation) -> std::io::Result<File> + Send + Sync + 'static,
     ) -> ImageStore {
         ImageStore { take_lock: Arc::new(take_lock), ..self }
+    }
+
+    /// The same store, in which what was written below a directory is made durable in another way than by `syncfs`.
+    #[must_use]
+    pub fn made_durable_by(
+        self,
+        make_durable: impl Fn(&Path) -> std::io::Result<()> + Send + Sync + 'static,
+    ) -> ImageStore {
+        ImageStore { layers: self.layers.made_durable_by(Arc::new(make_durable)), ..self }
     }
 
     /// Take the store's lock: while it is shared, no image and no layer goes away.
@@ -141,7 +154,7 @@ impl ImageStore {
         std::fs::remove_file(&path).map_err(|source| ImageError::io("remove", &path, source))?;
         self.sweep()?;
         let mut wanted: BTreeSet<Digest> = in_use.iter().cloned().collect();
-        for image in self.list()? {
+        for image in self.list()?.into_iter().filter(|image| image.at.is_none()) {
             wanted.extend(image.layers.into_iter().map(|layer| layer.digest));
         }
         let mut removed = Removed::default();
@@ -158,12 +171,18 @@ impl ImageStore {
         self.layers.path(digest)
     }
 
+    /// The directory of records.
+    pub(crate) fn images(&self) -> &Path {
+        &self.images
+    }
+
     pub(crate) fn layers(&self) -> &LayerStore {
         &self.layers
     }
 
     /// Whether there is an image of this name.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
         self.record_path(name).exists()
     }
 
@@ -183,9 +202,30 @@ impl ImageStore {
             imported_seconds: since.map_or(0, |elapsed| elapsed.as_secs()),
             layers,
             config,
+            at: None,
         };
         self.write(&record)?;
         Ok(record)
+    }
+
+    /// Note an image whose layers a store at a cluster has: nothing is copied.
+    pub fn adopt(&self, image: ImageRecord, at: ClusterStore) -> Result<ImageRecord> {
+        check_name(&image.name)?;
+        let _lock = self.lock(true)?;
+        if self.has(&image.name) {
+            return Err(ImageError::Exists(image.name));
+        }
+        self.sweep()?;
+        let record = ImageRecord { at: Some(at), ..image };
+        self.write(&record)?;
+        Ok(record)
+    }
+
+    /// Forget an image whose layers a store at a cluster has: nothing goes there. The lock is an exclusive one.
+    pub fn forget(&self, _lock: &StoreLock, name: &str) -> Result<()> {
+        check_name(name)?;
+        let path = self.record_path(name);
+        std::fs::remove_file(&path).map_err(|source| ImageError::io("remove", &path, source))
     }
 
     /// Take away what killed commands left.

@@ -265,11 +265,9 @@ pub(crate) fn set_times(directory: BorrowedFd<'_>, name: &[u8], time: Time) -> r
 }
 
 /// Make everything that was written to the filesystem of `directory` durable.
-pub(crate) fn make_durable(path: &Path) -> Result<()> {
+pub(crate) fn make_durable(path: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(CWD, path, flags, Mode::empty())
-        .and_then(rustix::fs::syncfs)
-        .map_err(|errno| ImageError::io("make durable", path, errno))
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty()).and_then(rustix::fs::syncfs)?)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{ImageError, Limits, Result};
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags, makedev};
 use rustix::io::Errno;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
@@ -100,7 +100,7 @@ impl Unpacker {
             return self.whiteout(member, &parent, hidden);
         }
         self.place(member, &path, &parent, name, content)
-            .map_err(|error| if let ImageError::Io { source, .. } = &error { named(member, source) } else { error })
+            .map_err(|error| if let ImageError::Io { source, .. } = error { named(member, source) } else { error })
     }
 
     /// Hide `name` of the layers below. What this layer itself has at that name stays, and hides the whole of the one below.
@@ -197,7 +197,7 @@ impl Unpacker {
                 break;
             }
             self.tree.room().take(count as u64)?;
-            file.write_all(&self.buffer[..count]).map_err(|source| named(member, &source))?;
+            file.write_all(&self.buffer[..count]).map_err(|source| named(member, source))?;
         }
         tree::set_open_file(file.as_fd(), owner(member), &attributes)
             .and_then(|()| tree::set_times(file.as_fd(), b"", member.modified))
@@ -282,8 +282,14 @@ impl Unpacker {
     }
 }
 
-fn named(member: &Member, source: &std::io::Error) -> ImageError {
-    ImageError::member(&member.path, source.to_string())
+/// The failure of a call for a member: one of the archive, unless there is no room for it.
+fn named(member: &Member, source: std::io::Error) -> ImageError {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            ImageError::NoRoomFor { member: String::from_utf8_lossy(&member.path).into_owned(), source }
+        }
+        _ => ImageError::member(&member.path, source.to_string()),
+    }
 }
 
 fn owner(member: &Member) -> Ownership {

@@ -40,7 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("poolfs-preload", &["poolfs-types", "poolfs-client"]),
     ("poolfs-capi", &["poolfs-types", "poolfs-client"]),
     ("poolfs-host", &[]),
-    ("poolfs-image", &["poolfs-host"]),
+    ("poolfs-image", &["poolfs-host", "poolfs-service-protocol"]),
     ("poolfs-init", &[]),
     ("poolfs-cli", &["poolfs-host", "poolfs-image", "poolfs-local", "poolfs-service-protocol"]),
     ("poolfs-bench", &["poolfs-types", "poolfs-ipc", "poolfs-client", "poolfs-service-protocol"]),

@@ -36,6 +36,8 @@ fn every_form_is_understood() {
         "poolfs exec -- ls -l",
         "poolfs exec web --mount at=/a,dir=/b --mount at=/c,upper=/u,lower=/l --fuse -- sh -c true",
         "poolfs image import debian oci:/x:v1",
+        "poolfs image import debian tar:/x --to ceph:/images --ceph-conf /c --ceph-user u --ceph-keyring /k",
+        "poolfs image add debian --from ceph:/images --ceph-fs f",
         "poolfs run web debian --name n --env A=B --memory 100M --legacy -i -t -d --rm -- sh",
         "poolfs run web debian -it",
         "poolfs run web debian --init -- sh",

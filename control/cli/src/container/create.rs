@@ -70,8 +70,11 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
     mount::refuse_limited_ring(arguments.fuse_transport.chosen(), arguments.timeout)?;
     let upper = arguments.upper_dir.as_deref().map(|name| mount::branch(context, name)).transpose()?;
     let of_upper = upper.clone().map(StackSpec::directory);
-    let ceph =
-        arguments.ceph.access(&of_upper.iter().collect::<Vec<_>>(), |path| mount::file_to_read(context, path))?;
+    let file = |path: &std::path::Path| mount::file_to_read(context, path);
+    let ceph = match &image.at {
+        Some(at) => Some(arguments.ceph.access_over(&at.access, file)?),
+        None => arguments.ceph.access(&of_upper.iter().collect::<Vec<_>>(), file)?,
+    };
     let start = Start { image: image.config.clone(), env: checked_env(&arguments.env)?, init: arguments.init };
     let record = ContainerRecord {
         version: RECORD_VERSION,
@@ -79,6 +82,7 @@ fn create(context: &Context, arguments: &RunArguments) -> Result<(String, Start)
         pool: pool.name.clone(),
         image: image.name.clone(),
         layers: image.layers.iter().map(|layer| layer.digest.clone()).collect(),
+        layers_at: image.at.as_ref().map(|at| at.directory.clone()),
         command: command(&image, &arguments.command)?,
         memory_bytes: arguments.memory.map(|bytes| checked_memory(&pool, bytes)).transpose()?,
         legacy: arguments.legacy,
@@ -197,6 +201,7 @@ mod tests {
             imported_seconds: 0,
             layers: Vec::new(),
             config,
+            at: None,
         }
     }
 

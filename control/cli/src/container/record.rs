@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::record::{PoolRecord, ProcessRecord};
-use poolfs_image::Digest;
+use poolfs_image::{Digest, layer_in};
 use poolfs_service_protocol::{CephAccess, IdMap, Storage, Timeout, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -54,6 +54,9 @@ pub struct ContainerRecord {
     pub image: String,
     /// The image's layers, the lowest first: they stay while the container does.
     pub layers: Vec<Digest>,
+    /// The store at a cluster that has them; none where they are in the state directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers_at: Option<PathBuf>,
     /// What it runs.
     pub command: Vec<String>,
     /// Most memory, bytes.
@@ -64,7 +67,7 @@ pub struct ContainerRecord {
     /// The upper branch that was asked for: it is not the container's, and stays when that goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<PathBuf>,
-    /// How the cluster is reached that has it, if one has.
+    /// How the cluster is reached that has it, or the layers, if one has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceph: Option<Box<CephAccess>>,
     /// How it stores what it writes.
@@ -152,7 +155,11 @@ impl ContainerRecord {
     pub fn lowers(&self, images: &poolfs_image::ImageStore) -> Vec<PathBuf> {
         let mut seen = BTreeSet::new();
         let topmost = self.layers.iter().rev().filter(|digest| seen.insert(*digest));
-        topmost.map(|digest| images.layer_path(digest)).collect()
+        let path = |digest| match &self.layers_at {
+            Some(store) => layer_in(store, digest),
+            None => images.layer_path(digest),
+        };
+        topmost.map(path).collect()
     }
 }
 
@@ -171,6 +178,7 @@ mod tests {
             pool: "p".into(),
             image: "i".into(),
             layers: vec![empty.clone(), other.clone(), empty.clone()],
+            layers_at: None,
             command: Vec::new(),
             memory_bytes: None,
             legacy: false,
@@ -191,6 +199,9 @@ mod tests {
             exit_code: None,
         };
         assert_eq!(record.lowers(&images), [images.layer_path(&empty), images.layer_path(&other)]);
+        let at_cluster = ContainerRecord { layers_at: Some("ceph:/images".into()), ..record };
+        let expected = [&empty, &other].map(|digest| PathBuf::from(format!("ceph:/images/layers/{}", digest.hex())));
+        assert_eq!(at_cluster.lowers(&images), expected);
     }
 
     #[test]

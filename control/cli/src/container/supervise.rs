@@ -105,6 +105,7 @@ pub fn root_of(context: &Context, container: &Locked<ContainerRecord>) -> Result
         suid: true,
         devices: true,
         ceph: container.record.ceph.as_deref().cloned(),
+        is_store: false,
     })
 }
 

@@ -1,0 +1,146 @@
+//! The hosts that have an image of a store at a cluster: `hosts/NAME/HOST`, a file for each.
+//!
+//! A store at a cluster is used by hosts that know nothing of each other's containers. An image stays there as long as a host has it. Callers
+//! hold the store's lock.
+
+use crate::record::check_name;
+use crate::{ImageError, ImageStore, Result};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// What the directory is called in a store.
+const HOLDERS_NAME: &str = "hosts";
+/// The file of a state directory that has its id.
+const ID_NAME: &str = ".host-id";
+/// Most bytes that are read of such files.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// A host that has an image: one of its state directories, to be exact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// What its file is called: no two state directories have the same.
+    pub id: String,
+    /// What people know it by.
+    pub description: String,
+}
+
+impl ImageStore {
+    /// The id by which stores at clusters know this state directory. It is made when it is first asked for, and lasting.
+    pub fn host_id(&self) -> Result<String> {
+        let path = self.images().join(ID_NAME);
+        match read(&path)? {
+            Some(id) if check_name(id.trim()).is_ok() => return Ok(id.trim().to_owned()),
+            _ => {}
+        }
+        let source = Path::new("/proc/sys/kernel/random/uuid");
+        let id =
+            read(source)?.ok_or_else(|| ImageError::io("read", source, std::io::Error::from(ErrorKind::NotFound)))?;
+        write(self.images(), &path, id.trim())?;
+        // Of two that make it at once the last one counts, for both.
+        Ok(read(&path)?.unwrap_or(id).trim().to_owned())
+    }
+
+    /// Note that a host has the image `name`.
+    pub fn hold(&self, name: &str, holder: &Holder) -> Result<()> {
+        check_name(name)?;
+        check_name(&holder.id)?;
+        let directory = self.holders_of(name);
+        std::fs::create_dir_all(&directory).map_err(|source| ImageError::io("make", &directory, source))?;
+        write(&directory, &directory.join(&holder.id), &holder.description)
+    }
+
+    /// Note that a host does not have the image any more; one that had not is fine.
+    pub fn release(&self, name: &str, id: &str) -> Result<()> {
+        check_name(name)?;
+        check_name(id)?;
+        let path = self.holders_of(name).join(id);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => return Err(ImageError::io("remove", &path, source)),
+            _ => {}
+        }
+        // It goes with the last of them.
+        let _ = std::fs::remove_dir(self.holders_of(name));
+        Ok(())
+    }
+
+    /// The hosts that have the image.
+    pub fn holders(&self, name: &str) -> Result<Vec<Holder>> {
+        check_name(name)?;
+        let directory = self.holders_of(name);
+        let failed = |source| ImageError::io("list", &directory, source);
+        let listed = match std::fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut holders = Vec::new();
+        for entry in listed {
+            let entry = entry.map_err(failed)?;
+            let id = entry.file_name().to_string_lossy().into_owned();
+            if check_name(&id).is_ok() {
+                let description = read(&entry.path())?.unwrap_or_default().trim().to_owned();
+                holders.push(Holder { id, description });
+            }
+        }
+        holders.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(holders)
+    }
+
+    fn holders_of(&self, name: &str) -> PathBuf {
+        self.images().with_file_name(HOLDERS_NAME).join(name)
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    let mut text = String::new();
+    match File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text)) {
+        Ok(_) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ImageError::io("read", path, source)),
+    }
+}
+
+/// Write a small file as a whole, or not at all.
+fn write(directory: &Path, path: &Path, text: &str) -> Result<()> {
+    let failed = |source: std::io::Error| ImageError::io("write", path, source);
+    // What begins with a dot is nobody's id.
+    let mut file =
+        tempfile::Builder::new().prefix(crate::store::RECORD_PREFIX).tempfile_in(directory).map_err(failed)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_held_by_each_host_once() {
+        let place = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(place.path()).expect("opened");
+        let holder = |id: &str| Holder { id: id.to_owned(), description: format!("host {id}") };
+        assert!(store.holders("debian:12").expect("none").is_empty());
+        for id in ["b", "a", "b"] {
+            store.hold("debian:12", &holder(id)).expect("held");
+        }
+        assert_eq!(store.holders("debian:12").expect("two"), [holder("a"), holder("b")]);
+        assert!(store.holders("debian").expect("none").is_empty(), "another image");
+        for id in ["a", "a", "none"] {
+            store.release("debian:12", id).expect("released");
+        }
+        assert_eq!(store.holders("debian:12").expect("one"), [holder("b")]);
+        store.release("debian:12", "b").expect("released");
+        assert!(!place.path().join("hosts/debian:12").exists());
+        assert!(store.hold("../x", &holder("a")).is_err() && store.hold("x", &holder("../a")).is_err());
+    }
+
+    #[test]
+    fn a_state_directory_keeps_its_id() {
+        let place = tempfile::tempdir().expect("a directory");
+        let id = |name: &str| ImageStore::open(&place.path().join(name)).expect("opened").host_id().expect("an id");
+        let first = id("one");
+        assert_eq!(id("one"), first);
+        assert_ne!(id("two"), first);
+    }
+}
