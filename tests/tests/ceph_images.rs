@@ -123,10 +123,11 @@ fn an_image_is_at_a_cluster_once_and_every_host_runs_it() {
         assert!(again.code != 0 && again.err.contains("exists already"), "{again:?}");
 
         // Other images come and go while it is in use.
-        let sleep = ["--", "/bin/sh", "-c", "while :; do sleep 1; done"];
+        let sleep = ["--", "/bin/sh", "-c", "echo of the second > /root/own; while :; do sleep 1; done"];
         for (host, name) in [(one, "first"), (other, "second")] {
             let _ =
                 host.poolfs(&[&["run", host.name(), "web", "-d", "--name", name][..], &sleep].concat()).expect("run");
+            wait_until("it runs", || host.poolfs(&["diff", host.name(), name]).expect("diff").contains("/root/own"));
         }
         place.import(one, "beside", &source);
         assert_eq!(run_script(one, "beside", &[], "cat /etc/motd"), "of the image");
@@ -139,6 +140,18 @@ fn an_image_is_at_a_cluster_once_and_every_host_runs_it() {
             let refused = host.poolfs(&["image", "rm", "web"]);
             assert!(refused.code != 0 && refused.err.contains(name), "one that has ended goes on with it: {refused:?}");
         }
+        // A layer of what one has written is where those below it are.
+        let commit = |host: &Pool, name| host.poolfs(&["commit", host.name(), name, "web:mine"]);
+        let told = commit(other, "second").expect("commit");
+        assert!(told.contains("2 layers"), "{told}");
+        let refused = commit(one, "first");
+        assert!(refused.code != 0 && refused.err.contains("image add web:mine --from"), "{refused:?}");
+        let _ = one.poolfs(&place.ceph(&["image", "add", "web:mine", "--from", "ceph:/images"])).expect("image add");
+        assert_eq!(run_script(one, "web:mine", &[], "cat /root/own /etc/motd"), "of the second\nof the image");
+        for host in [one, other] {
+            let _ = host.poolfs(&["image", "rm", "web:mine"]).expect("image rm");
+        }
+        assert_eq!(place.stored("layers").len(), 1, "it took its layer with it");
         // It goes with the last host that has it.
         let _ = one.poolfs(&["rm", "first"]).expect("rm");
         let told = one.poolfs(&["image", "rm", "web"]).expect("image rm");

@@ -14,8 +14,8 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::text::complain;
 use crate::unmount::unmount_flushed;
 use crate::{ceph, service, signals};
-use poolfs_image::{ClusterStore, ImageStore};
-use poolfs_service_protocol::{Place, StackSpec, Timeout, UnmountMode};
+use poolfs_image::{ClusterStore, ImageStore, store_of};
+use poolfs_service_protocol::{CephAccess, MountSpec, Place, StackSpec, Timeout, UnmountMode};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +26,22 @@ const REQUEST_LIMIT_MS: u64 = 120_000;
 const TURN_PAUSE: Duration = Duration::from_millis(200);
 /// What the place is called where it is mounted, in the directory of its pool.
 const MOUNT_POINT_NAME: &str = "images";
+
+/// What the directory beside it is called in which archives are unpacked.
+const SCRATCH_NAME: &str = "scratch";
+
+/// The store at a cluster that has the lower branches of a union, if one has them all: reached as its images on this host are, if there are any.
+pub fn of_union(local: &ImageStore, union: &MountSpec) -> Result<Option<ClusterStore>> {
+    let (StackSpec::Union { lowers, .. }, Some(access)) = (&union.stack, &union.ceph) else { return Ok(None) };
+    let Some(directory) = store_of(lowers).filter(|store| !Place::of(store).is_directory()) else { return Ok(None) };
+    let mut known = local.list()?.into_iter().filter_map(|image| image.at);
+    let known = known.find(|at| at.directory == directory && at.access.may_be_one(access));
+    let as_mounted = || ClusterStore {
+        directory: directory.to_path_buf(),
+        access: CephAccess { holder: None, ..CephAccess::clone(access) },
+    };
+    Ok(Some(known.unwrap_or_else(as_mounted)))
+}
 
 /// The store that an option names.
 pub fn named(context: &Context, option: &str, name: &Path, arguments: &ceph::CephArguments) -> Result<ClusterStore> {
@@ -100,7 +116,10 @@ fn opened(context: &Context, pool: &str, instance: &str, place: &Path) -> Result
             _ => std::io::Error::other(failure.summary()),
         })
     };
-    Ok(ImageStore::open(place)?.made_durable_by(flush))
+    // It goes with the pool, also when this command is killed.
+    let scratch = place.with_file_name(SCRATCH_NAME);
+    std::fs::create_dir_all(&scratch).map_err(|error| Failure::file(&scratch, error))?;
+    Ok(ImageStore::open(place)?.made_durable_by(flush).unpacking_in(scratch))
 }
 
 /// End what was mounted, and its pool.

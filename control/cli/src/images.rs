@@ -49,14 +49,7 @@ fn import_to(context: &Context, name: &str, source: &str, at: ClusterStore, bar:
     refuse_known(&local, name)?;
     let holder = holder(context, &local)?;
     with_store(context, &at, |store| {
-        // Of an import that was killed when it was as good as done, the image may be there.
-        if store.has(name) {
-            let directory = at.directory.display();
-            let cause = format!("{directory} has an image of that name already");
-            let remedy =
-                format!("`poolfs image add {name} --from {directory}` makes it known here; or take another name");
-            return Err(Failure::new(format!("image {name}"), cause, remedy).with_code(Code::Exists));
-        }
+        refuse_known_at(store, name, &at)?;
         // Before the image is: then nobody finds it without a host that has it.
         store.hold(name, &holder)?;
         let image = store.import(name, source, &Limits::default(), bar).inspect_err(|_| {
@@ -94,8 +87,19 @@ fn absent(store: &ImageStore, name: &str, at: &ClusterStore) -> Failure {
     Failure::not_found(format!("image {name}"), format!("{directory} has no such image: {has}"), remedy)
 }
 
+/// Refuse a name that an image of a store at a cluster has. Of an import that was killed when it was as good as done, the image may be there.
+pub fn refuse_known_at(store: &ImageStore, name: &str, at: &ClusterStore) -> Result<()> {
+    if !store.has(name) {
+        return Ok(());
+    }
+    let directory = at.directory.display();
+    let cause = format!("{directory} has an image of that name already");
+    let remedy = format!("`poolfs image add {name} --from {directory}` makes it known here; or take another name");
+    Err(Failure::new(format!("image {name}"), cause, remedy).with_code(Code::Exists))
+}
+
 /// Refuse a name that an image of this host has, before anything long is done.
-fn refuse_known(local: &ImageStore, name: &str) -> Result<()> {
+pub fn refuse_known(local: &ImageStore, name: &str) -> Result<()> {
     match local.get(name) {
         Err(ImageError::Absent(_)) => Ok(()),
         Err(error) => Err(error.into()),
@@ -104,7 +108,7 @@ fn refuse_known(local: &ImageStore, name: &str) -> Result<()> {
 }
 
 /// What a store at a cluster is to know of this host.
-fn holder(context: &Context, local: &ImageStore) -> Result<Holder> {
+pub fn holder(context: &Context, local: &ImageStore) -> Result<Holder> {
     let host = context.host.read_text(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
     Ok(Holder { id: local.host_id()?, description: format!("{} ({})", host.trim(), context.state.display()) })
 }

@@ -3,14 +3,15 @@
 use crate::container::with_ended_root;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::images::Bar;
+use crate::image_store::{self, with_store};
+use crate::images::{self, Bar};
 use crate::mount::instance_at;
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::signals::Signals;
 use crate::text::{complain, count, plain, print, print_json, size};
 use crate::waiting;
-use poolfs_image::Limits;
+use poolfs_image::{ImageRecord, ImageStore, Limits};
 use poolfs_service_protocol::{Answer, Command, Difference, DifferenceKind, MountSpec, StackSpec};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -112,11 +113,40 @@ pub fn commit(context: &Context, pool: &str, place: &str, name: &str) -> Result<
 fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, name: &str) -> Result<()> {
     let StackSpec::Union { lowers, .. } = &union.stack else { return Err(service::unexpected(pool)) };
     let mut bar = Bar::cancelled_by(Signals::catch()?);
-    let store = context.images()?;
+    let local = context.images()?;
+    let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
+    let source = format!("commit:{pool}:{place}");
+    let Some(at) = image_store::of_union(&local, union)? else {
+        return commit_to(context, pool, union, (&local, name, &source), &lowest_first, &mut bar, Ok);
+    };
+    // A layer is where those below it are.
+    images::refuse_known(&local, name)?;
+    let holder = images::holder(context, &local)?;
+    with_store(context, &at, |store| {
+        let there = |lower: &PathBuf| lower.strip_prefix(&at.directory).map(|layer| store.path().join(layer));
+        let lowest_first = lowest_first.iter().filter_map(|lower| there(lower).ok()).collect::<Vec<_>>();
+        images::refuse_known_at(store, name, &at)?;
+        store.hold(name, &holder)?;
+        let adopt = |image| Ok(local.adopt(image, at.clone())?);
+        let made = commit_to(context, pool, union, (store, name, &source), &lowest_first, &mut bar, adopt);
+        // The first error is the one to report.
+        made.inspect_err(|_| drop(store.release(name, &holder.id)))
+    })
+}
+
+/// Make an image of a union in a store, of which `known` makes what is told. The lower branches are directories here, lowest first.
+fn commit_to(
+    context: &Context,
+    pool: &str,
+    union: &MountSpec,
+    (store, name, source): (&ImageStore, &str, &str),
+    lowest_first: &[PathBuf],
+    bar: &mut Bar,
+    known: impl FnOnce(ImageRecord) -> Result<ImageRecord>,
+) -> Result<()> {
     let of_image = |error| Failure::from(error).about(format!("image {name}"));
     let staged = store.stage(name).map_err(of_image)?;
-    let lowest_first: Vec<PathBuf> = lowers.iter().rev().cloned().collect();
-    let base = store.base(&lowest_first)?;
+    let base = store.base(lowest_first)?;
     flush(context, pool, &union.mount_point)?;
     let command = Command::Commit { instance: union.instance.clone(), archive: staged.archive() };
     let mut committed = None;
@@ -129,8 +159,8 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
     })?;
     let committed = committed.ok_or_else(|| service::unexpected(pool))?;
     let stands_alone = base.is_none();
-    let source = format!("commit:{pool}:{place}");
-    let image = staged.finish(base.unwrap_or_default(), &source, &Limits::default(), &mut bar).map_err(of_image)?;
+    let image = staged.finish(base.unwrap_or_default(), source, &Limits::default(), bar).map_err(of_image)?;
+    let image = known(image)?;
     if stands_alone {
         complain(
             "poolfs: note: the lower branches are no layers of an image, so the image has only what differs from them",

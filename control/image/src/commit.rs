@@ -33,7 +33,7 @@ impl ImageStore {
             return Err(ImageError::Exists(name.to_owned()));
         }
         self.sweep()?;
-        Ok(Staged { store: self, name: name.to_owned(), place: self.layers().temporary()?, _lock: lock })
+        Ok(Staged { store: self, name: name.to_owned(), place: self.scratch()?, _lock: lock })
     }
 
     /// The layers with these directories (the lowest first), and the configuration of the image that has just these; nothing when one of them is no layer of

@@ -108,9 +108,7 @@ impl LayerStore {
 
     /// A directory that vanishes unless it is kept as a layer.
     pub(crate) fn temporary(&self) -> Result<Temporary> {
-        let made = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(&self.directory);
-        let made = made.map_err(|source| ImageError::io("make a directory in", &self.directory, source))?;
-        Ok(Temporary(made.keep()))
+        Temporary::make_in(&self.directory)
     }
 
     /// Unpack a layer's archive; true when it was not there before.
@@ -159,6 +157,12 @@ impl LayerStore {
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
+    pub(crate) fn make_in(directory: &Path) -> Result<Temporary> {
+        let made = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(directory);
+        let made = made.map_err(|source| ImageError::io("make a directory in", directory, source))?;
+        Ok(Temporary(made.keep()))
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -37,6 +37,6 @@ pub use holders::Holder;
 pub use layers::LayerRecord;
 pub use layout::write_layout;
 pub use limits::{Limits, Progress, Silent};
-pub use record::{ClusterStore, ImageConfig, ImageRecord, check_name, layer_in};
+pub use record::{ClusterStore, ImageConfig, ImageRecord, check_name, layer_in, store_of};
 pub use source::Source;
 pub use store::{ImageStore, Removed, StoreLock};

@@ -79,6 +79,19 @@ pub struct ClusterStore {
     pub access: CephAccess,
 }
 
+/// The store that these directories are layers of, and no other ones, by their paths alone.
+#[must_use]
+pub fn store_of(layers: &[PathBuf]) -> Option<&Path> {
+    let store = |layer: &'_ PathBuf| -> Option<PathBuf> {
+        let above = layer.parent()?;
+        let is_layer = Digest::parse(&format!("sha256:{}", layer.file_name()?.to_str()?)).is_ok();
+        (is_layer && above.file_name()? == LAYERS_NAME).then(|| above.parent().map(Path::to_path_buf))?
+    };
+    let first = store(layers.first()?)?;
+    let is_one = layers.iter().all(|layer| store(layer).as_ref() == Some(&first));
+    layers.first()?.parent()?.parent().filter(|_| is_one)
+}
+
 /// The directory of a layer in the store at `directory`.
 #[must_use]
 pub fn layer_in(directory: &Path, digest: &Digest) -> PathBuf {
@@ -105,6 +118,18 @@ pub fn check_name(name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_of_one_store_are_known_by_their_paths() {
+        let [one, two] = [&b"1"[..], b"2"].map(Digest::of);
+        let layer = |store: &str, digest: &Digest| layer_in(Path::new(store), digest);
+        let of = |layers: &[PathBuf]| store_of(layers).map(|store| store.to_str().expect("text").to_owned());
+        assert_eq!(of(&[layer("ceph:/a", &one), layer("ceph:/a", &two)]).as_deref(), Some("ceph:/a"));
+        for other in [layer("ceph:/b", &two), layer("/a", &two), "ceph:/a/layers/x".into(), "ceph:/a".into()] {
+            assert_eq!(of(&[layer("ceph:/a", &one), other.clone()]), None, "{}", other.display());
+        }
+        assert_eq!(of(&[]), None);
+    }
 
     #[test]
     fn names_are_safe_file_names() {

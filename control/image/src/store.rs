@@ -1,6 +1,6 @@
 //! The image store: the images of one state directory.
 
-use crate::layers::{LAYERS_NAME, LayerBlob, LayerRecord, LayerStore};
+use crate::layers::{LAYERS_NAME, LayerBlob, LayerRecord, LayerStore, Temporary};
 use crate::record::{ClusterStore, ImageConfig, ImageRecord, RECORD_VERSION, check_name};
 use crate::source::{BlobDirectory, Described, Source};
 use crate::unpack::{self, Purpose};
@@ -24,6 +24,7 @@ pub struct ImageStore {
     images: PathBuf,
     layers: LayerStore,
     take_lock: TakeLock,
+    scratch: Option<PathBuf>,
 }
 
 /// Takes a lock (`flock`) on an open file, exclusive or shared, and waits for it as whoever uses the store wants to.
@@ -54,6 +55,7 @@ impl ImageStore {
             images,
             layers: LayerStore::open(state.join(LAYERS_NAME))?,
             take_lock: Arc::new(wait_for_lock),
+            scratch: None,
         })
     }
 
@@ -73,6 +75,12 @@ impl ImageStore {
         make_durable: impl Fn(&Path) -> std::io::Result<()> + Send + Sync + 'static,
     ) -> ImageStore {
         ImageStore { layers: self.layers.made_durable_by(Arc::new(make_durable)), ..self }
+    }
+
+    /// The same store, whose archives are unpacked in another directory, for the command's time: what they are made of is not for the store.
+    #[must_use]
+    pub fn unpacking_in(self, scratch: PathBuf) -> ImageStore {
+        ImageStore { scratch: Some(scratch), ..self }
     }
 
     /// Take the store's lock: while it is shared, no image and no layer goes away.
@@ -171,9 +179,20 @@ impl ImageStore {
         self.layers.path(digest)
     }
 
+    /// The directory that it is in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.images.parent().unwrap_or(&self.images)
+    }
+
     /// The directory of records.
     pub(crate) fn images(&self) -> &Path {
         &self.images
+    }
+
+    /// A directory, which vanishes, for what layers are made of.
+    pub(crate) fn scratch(&self) -> Result<Temporary> {
+        self.scratch.as_deref().map_or_else(|| self.layers.temporary(), Temporary::make_in)
     }
 
     pub(crate) fn layers(&self) -> &LayerStore {
@@ -262,9 +281,10 @@ impl ImageStore {
         added: &mut Vec<Digest>,
     ) -> Result<(Vec<LayerRecord>, ImageConfig)> {
         // Outlives the descriptors of the blobs in it.
-        let unpacked = self.layers.temporary()?;
+        let unpacked = self.scratch()?;
         let described = match source {
             Source::Directory(path) => {
+                let unpacked = self.layers.temporary()?;
                 let tree_path = unpacked.path().join("tree");
                 std::fs::create_dir(&tree_path).map_err(|error| ImageError::io("make", &tree_path, error))?;
                 let (done, digest) = directory::copy_tree(path, &tree_path, limits, progress)?;
