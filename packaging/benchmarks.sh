@@ -8,7 +8,7 @@ bench=target/release/poolfs-bench
 out=docs/benchmarks.md
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-usual="round-trip transports overhead copy files copy-up starts containers clones"
+usual="round-trip transports overhead copy files copy-up starts containers clones ceph"
 all="$usual image-data databases"
 [ $# -gt 0 ] || set -- $usual
 
@@ -24,6 +24,7 @@ heading() {
     starts) echo "Starts of programs and containers" ;;
     containers) echo "Many containers" ;;
     clones) echo "Memory of containers that read one file" ;;
+    ceph) echo "A directory of a Ceph cluster" ;;
     databases) echo "Databases" ;;
     *)
         echo "there is no measurement $1; there are: $all" >&2
@@ -77,6 +78,16 @@ about() {
         echo "\`bench/image-data/*.sh\` on data of the lower branch (ext4: a plain copy of it). Nothing is cached before, and each run"
         echo "has a new union. fio: psync, one job, end_fsync. MariaDB: sysbench oltp_read_write by four threads, 24 tables of 100,000 rows."
         ;;
+    ceph)
+        echo "a directory of a CephFS on this machine (one monitor, one OSD with BlueStore, one metadata server, which share the CPUs with all"
+        echo "clients). Each client has a directory of its own. Library and FUSE: \`mount --dir ceph:/PATH\`, where one pool writes the directory; timed:0s: \`--coherence timed:0s\`,"
+        echo "where anybody writes it and each use asks the cluster. ceph-fuse: as it is installed, and with \`fuse_disable_pagecache\`. libcephfs: the program calls Ceph's library"
+        echo "itself, with the library's cache on. Everything runs in one pool of 4 GiB. Numbers in brackets are ratios of times, also where speeds are shown."
+        echo
+        echo "Clones: unions, each with a writable branch on the disk, over one lower branch at the cluster. Resident: \`VmRSS\` of poolfs-service, or of ceph-fuse and all"
+        echo "unions' programs. Control groups: what was added from empty caches, with the page cache and the readers."
+        echo
+        ;;
     databases)
         echo "\`bench/databases/*.sh\` in a directory of a union (ext4: of the disk). Redis and PostgreSQL: elapsed time divided by the"
         echo "operations of all clients."
@@ -124,6 +135,11 @@ for name; do heading "$name" >/dev/null; done
 machine="$(nproc) CPUs ($(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)), Linux $(uname -r | cut -d- -f1)"
 for name; do
     case $name in
+    ceph)
+        ${MAKE:-make} --no-print-directory ceph >&2
+        # To compare with.
+        packaging/install-missing.sh --no-servers ceph-fuse unionfs-fuse >&2 || echo "benchmarks: measuring without what could not be installed" >&2
+        ;;
     starts | containers) packaging/make-root-image.sh "$image" lighttpd python3 >&2 ;;
     image-data | databases)
         # shellcheck disable=SC2046 # one word a package

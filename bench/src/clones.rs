@@ -74,7 +74,7 @@ fn pages(laboratory: &Laboratory, target: Target, mapped: bool, number: usize) -
 }
 
 /// A process in the pool's group that has read the file and waits.
-fn reader(laboratory: &Laboratory, target: Target, file: &Path, mapped: bool) -> Result<Child> {
+pub fn reader(laboratory: &Laboratory, target: Target, file: &Path, mapped: bool) -> Result<Child> {
     let program = std::env::current_exe()?;
     let mut command = match target {
         Target::Library => laboratory.command(target, &program),

@@ -1,5 +1,6 @@
 //! The bench command: paired measurements of every path, medians and ratios of one run.
 
+mod ceph;
 mod clones;
 mod containers;
 mod copies;
@@ -144,6 +145,17 @@ enum Measurement {
         #[command(flatten)]
         place: Place,
     },
+    /// A directory of a Ceph cluster of its own by library and FUSE, beside ceph-fuse and libcephfs; memory of unions over one.
+    Ceph {
+        #[command(flatten)]
+        place: Place,
+        /// How often every measurement is repeated.
+        #[arg(long, default_value_t = 5)]
+        rounds: u32,
+        /// How long one measurement takes.
+        #[arg(long, default_value_t = 300)]
+        milliseconds: u64,
+    },
     /// RocksDB, SQLite, Redis and PostgreSQL, which must be installed, over all targets.
     Databases {
         #[command(flatten)]
@@ -178,6 +190,22 @@ enum Part {
         /// On this CPU only.
         #[arg(long)]
         cpu: Option<usize>,
+        /// By so many threads at the same time.
+        #[arg(long, default_value_t = 1)]
+        threads: u32,
+    },
+    /// The same over libcephfs.
+    #[command(hide = true)]
+    CephWorker(ceph::Worker),
+    /// Makes a directory of a cluster with files.
+    #[command(hide = true)]
+    CephPrepare {
+        /// The cluster's configuration.
+        configuration: PathBuf,
+        /// The directory.
+        directory: PathBuf,
+        /// Names and lengths of the files: NAME:BYTES.
+        files: Vec<String>,
     },
     /// Starts of one program in a root directory; prints nanoseconds of each.
     #[command(hide = true)]
@@ -267,6 +295,7 @@ impl Measurement {
             | Self::Starts { place, .. }
             | Self::Containers { place, .. }
             | Self::Clones { place }
+            | Self::Ceph { place, .. }
             | Self::Databases { place, .. } => &place.work,
         }
     }
@@ -284,6 +313,7 @@ impl Measurement {
             Self::Starts { image, rounds, .. } => starts::run(work, poolfs, image, *rounds)?.markdown(),
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,
+            Self::Ceph { rounds, milliseconds, .. } => ceph::run(work, poolfs, *rounds, *milliseconds)?,
             Self::Databases { scripts, rounds, .. } => databases::run(work, poolfs, scripts, *rounds)?.markdown(),
         })
     }
@@ -292,12 +322,15 @@ impl Measurement {
 impl Part {
     fn run(self) -> Result<()> {
         match self {
-            Self::Worker { directory, data, operation, milliseconds, warm, cpu } => {
+            Self::CephWorker(worker) => worker.run(),
+            Self::CephPrepare { configuration, directory, files } => ceph::prepare(&configuration, &directory, &files),
+            Self::Worker { directory, data, operation, milliseconds, warm, cpu, threads } => {
                 if let Some(cpu) = cpu {
                     roundtrip::pin(cpu)?;
                 }
                 let operation = worker::Operation::parse(&operation)?;
-                println!("{}", worker::run(&directory, &data, operation, Duration::from_millis(milliseconds), warm)?);
+                let run = |time| worker::run(&directory, &data, operation, time, warm);
+                println!("{}", worker::by_threads(threads, Duration::from_millis(milliseconds), run)?);
                 Ok(())
             }
             Self::Start { root, times, library, socket, command } => {

@@ -2,17 +2,20 @@
 
 use crate::fileserver::FileServer;
 use crate::mapped::Mapped;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Most bytes of the file that is appended to, before it begins anew.
 const APPENDED_MAX: u64 = 64 << 20;
 /// Bytes of each of several writes before a sync.
-const SCATTERED_BYTES: usize = 4096;
+pub const SCATTERED_BYTES: usize = 4096;
+/// Bytes of each call of a stream.
+pub const STREAMED_BYTES: usize = 1 << 20;
 
 /// Names of the files whose first byte written is measured.
 pub fn copy_up_file(number: u32) -> String {
@@ -48,6 +51,10 @@ pub enum Operation {
     Append(usize),
     /// so many pwrites of 4 KiB to random blocks, then fdatasync
     Scattered(usize),
+    /// a new file of so many bytes, written from its beginning to its end and synced: once
+    StreamOut(u64),
+    /// a file, read from its beginning to its end: once
+    StreamIn,
     /// a round of all threads of a file server
     FileServer,
     /// open, write one byte in the middle, close; a lower file nobody has written yet
@@ -66,6 +73,7 @@ impl Operation {
             "create-unlink" => Self::CreateUnlink,
             "rename-over" => Self::RenameOver,
             "fileserver" => Self::FileServer,
+            "stream-in" => Self::StreamIn,
             _ => {
                 if let Some(bytes) = number("read-") {
                     Self::Read(bytes as usize)
@@ -81,6 +89,8 @@ impl Operation {
                     Self::Append(bytes as usize)
                 } else if let Some(writes) = number("scattered-") {
                     Self::Scattered(writes as usize)
+                } else if let Some(mebibytes) = number("stream-out-") {
+                    Self::StreamOut(u64::from(mebibytes) << 20)
                 } else if let Some(file) = number("one-byte-") {
                     Self::OneByte(file)
                 } else {
@@ -204,6 +214,26 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
                 Ok(file.sync_data()?)
             })
         }
+        Operation::StreamOut(bytes) => {
+            let path = directory.join("streamed");
+            let begun = Instant::now();
+            let mut file = File::create_new(&path)?;
+            let buffer = vec![0x5a; STREAMED_BYTES];
+            for _ in (0..bytes).step_by(STREAMED_BYTES) {
+                file.write_all(&buffer)?;
+            }
+            file.sync_all()?;
+            let time = begun.elapsed().as_nanos() as f64;
+            fs::remove_file(&path)?;
+            return Ok(time);
+        }
+        Operation::StreamIn => {
+            let mut buffer = vec![0; STREAMED_BYTES];
+            let begun = Instant::now();
+            let mut file = File::open(&data)?;
+            while file.read(&mut buffer)? > 0 {}
+            return Ok(begun.elapsed().as_nanos() as f64);
+        }
         Operation::FileServer => {
             let mut server = FileServer::new(directory)?;
             Box::new(move || server.round())
@@ -218,6 +248,23 @@ pub fn run(directory: &Path, data: &str, operation: Operation, time: Duration, w
         }
     };
     measure(&mut *step, time, warm, most)
+}
+
+/// The same by so many threads at the same time, which share all that a process has: the time that passes for each operation of any of them.
+/// What is `warm` is so before they begin.
+pub fn by_threads(threads: u32, time: Duration, run: impl Fn(Duration) -> Result<f64> + Sync) -> Result<f64> {
+    if threads == 1 {
+        return run(time);
+    }
+    run(Duration::ZERO)?;
+    let mut times = thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(|| run(time))).collect();
+        started
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread has panicked"))?)
+            .collect::<Result<Vec<_>>>()
+    })?;
+    Ok(median(&mut times) / f64::from(threads))
 }
 
 /// The file, read from beginning to end when it is to be warm, and its length.
@@ -265,7 +312,7 @@ impl Blocks {
 }
 
 /// Batches of about a millisecond each, so that the clock costs nothing, of `most` steps in all; the median batch.
-fn measure(step: &mut dyn FnMut() -> Result<()>, time: Duration, warm: bool, most: usize) -> Result<f64> {
+pub fn measure(step: &mut dyn FnMut() -> Result<()>, time: Duration, warm: bool, most: usize) -> Result<f64> {
     let first = Instant::now();
     step()?;
     let once = first.elapsed().as_nanos().max(1);
