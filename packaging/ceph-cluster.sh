@@ -9,8 +9,9 @@
 #   ceph-cluster.sh evict FOLDER       end the sessions of all clients, which may do nothing any more then
 #   ceph-cluster.sh destroy FOLDER     kill them and remove the folder
 # Clients take FOLDER/ceph.conf, which names the key of client.admin.
-# Environment: STORE=memstore (the default) or bluestore, SIZE of a bluestore (8G), ADDRESS of its daemons (127.0.0.1), PORT of the monitor (0: a
-# free one).
+# Environment of create: STORE=memstore (the default) or bluestore, SIZE of a bluestore (8G), ADDRESS of its daemons (127.0.0.1), PORT of the
+# monitor (0: a free one), MANAGER=yes: with a manager daemon (package ceph-mgr), as real clusters have one. Without it the cluster does not say how
+# much room it has.
 # `make ceph` installs the Debian packages that it needs.
 set -eu
 command=${1:?create, start, stop, kill, quota, snapshot, evict or destroy}
@@ -115,6 +116,9 @@ mds cache memory limit = 268435456
 mds beacon interval = 1
 mds beacon grace = 60
 mds reconnect timeout = 5
+[mgr]
+mgr data = $folder/mgr
+mgr stats period = 1
 [client]
 keyring = $folder/keys/\$name
 log file = $folder/log/\$name
@@ -132,6 +136,7 @@ rights = {
     "mon.": {"mon": "allow *"},
     "client.admin": {"mon": "allow *", "osd": "allow *", "mds": "allow *"},
     "osd.0": {"mon": "allow profile osd", "osd": "allow *"},
+    "mgr.a": {"mon": "allow profile mgr", "osd": "allow *", "mds": "allow *"},
     "mds.a": {"mon": "allow profile mds", "osd": "allow *", "mds": "allow *"},
 }
 os.umask(0o077)
@@ -191,6 +196,11 @@ def mds():
     return renewed("mds", active[0] if active else None)
 
 
+# It serves once the cluster says how much room the data has.
+def mgr():
+    return any(one["name"] == "data" and one["stats"]["max_avail"] for one in command("df")["pools"])
+
+
 def runs(kind):
     pid = open("%s/run/%s" % (folder, kind)).read().strip()
     try:
@@ -219,6 +229,8 @@ elif what[0] == "osd":
     wait(osd)
 elif what[0] == "mds":
     wait(mds)
+elif what[0] == "mgr":
+    wait(mgr)
 cluster.shutdown()
 P
 }
@@ -277,18 +289,26 @@ end() { # kind signal
     rm -f "$folder/run/$1"
 }
 
+# Only where it was asked for.
+manager() {
+    [ ! -d "$folder/mgr" ] || "$@"
+}
+
 start() {
     launch mon a
+    manager launch mgr a
     launch osd 0
     ask osd
     launch mds a
     ask mds
+    manager ask mgr
 }
 
 case $command in
 create)
     [ ! -e "$folder" ] || fail "$folder exists"
     (umask 077 && mkdir -p "$folder"/{run,log,crash,keys,mon,osd,mds})
+    [ "${MANAGER:-no}" = no ] || mkdir "$folder/mgr"
     configure
     make_keys
     cp "$folder/keys/osd.0" "$folder/osd/keyring"
@@ -303,10 +323,12 @@ create)
     ask register "$osd"
     wait "$making" || fail "no OSD"
     launch osd 0
+    manager launch mgr a
     ask pools
     ask osd
     launch mds a
     ask mds
+    manager ask mgr
     ;;
 start)
     case ${3:-all} in
@@ -316,8 +338,8 @@ start)
     *) fail "${3} is no daemon of its own: osd or mds" ;;
     esac
     ;;
-stop) for kind in mds osd mon; do end "$kind" TERM; done ;;
-kill) for kind in ${3:-mds osd mon}; do end "$kind" KILL; done ;;
+stop) for kind in mgr mds osd mon; do end "$kind" TERM; done ;;
+kill) for kind in ${3:-mgr mds osd mon}; do end "$kind" KILL; done ;;
 quota) client quota "${3:?the directory}" "${4:?how many bytes}" ;;
 snapshot) client snapshot "${3:?the directory}" "${4:?its name}" ;;
 evict)
@@ -328,7 +350,7 @@ evict)
         done
     ;;
 destroy)
-    for kind in mds osd mon; do end "$kind" KILL; done
+    for kind in mgr mds osd mon; do end "$kind" KILL; done
     if [ -f "$folder/ceph.conf" ] && [ -d "$folder/mon" ]; then rm -rf "$folder"; fi
     ;;
 *) fail "$command is none of create, start, stop, kill, quota, snapshot, evict and destroy" ;;
