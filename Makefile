@@ -5,7 +5,7 @@ CARGO ?= cargo
 WORK := .poolfs-demo
 TOOLS := target/tools
 
-.PHONY: run test suites soak build lint bench bench-databases clean help packages tools ceph preload init
+.PHONY: run test suites soak build lint bench bench-databases bench-papers clean help packages tools ceph preload init
 
 help:
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -59,6 +59,9 @@ bench: build $(TOOLS)/bin/runsc ## paired measurements (about half an hour; ONLY
 
 bench-databases: build $(TOOLS)/bin/runsc ## RocksDB, SQLite, Redis and PostgreSQL on every filesystem, fio and MariaDB on data of images (about half an hour); writes their tables of docs/benchmarks.md
 	packaging/benchmarks.sh image-data databases
+
+bench-papers: build ## experiments of papers over a Ceph cluster, beside ceph-fuse (about half an hour; QUICK=1: a few minutes); writes docs/papers.md
+	packaging/papers.sh $(if $(QUICK),--quick)
 
 $(TOOLS)/bin/runsc:
 	packaging/install-runsc.sh $@

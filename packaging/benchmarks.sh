@@ -79,7 +79,7 @@ about() {
         echo "has a new union. fio: psync, one job, end_fsync. MariaDB: sysbench oltp_read_write by four threads, 24 tables of 100,000 rows."
         ;;
     ceph)
-        echo "a directory of a CephFS on this machine (one monitor, one OSD with BlueStore, one metadata server, which share the CPUs with all"
+        echo "a directory of a CephFS on this machine (one monitor, one OSD with BlueStore, one metadata server, one manager, which share the CPUs with all"
         echo "clients). Each client has a directory of its own. Library and FUSE: \`mount --dir ceph:/PATH\`, where one pool writes the directory; timed:0s: \`--coherence timed:0s\`,"
         echo "where anybody writes it and each use asks the cluster. ceph-fuse: as it is installed, and with \`fuse_disable_pagecache\`. libcephfs: the program calls Ceph's library"
         echo "itself, with the library's cache on. Everything runs in one pool of 4 GiB. Numbers in brackets are ratios of times, also where speeds are shown."
@@ -137,8 +137,8 @@ for name; do
     case $name in
     ceph)
         ${MAKE:-make} --no-print-directory ceph >&2
-        # To compare with.
-        packaging/install-missing.sh --no-servers ceph-fuse unionfs-fuse >&2 || echo "benchmarks: measuring without what could not be installed" >&2
+        # As real clusters have it, and to compare with.
+        packaging/install-missing.sh --no-servers ceph-mgr ceph-fuse unionfs-fuse >&2 || echo "benchmarks: measuring without what could not be installed" >&2
         ;;
     starts | containers) packaging/make-root-image.sh "$image" lighttpd python3 >&2 ;;
     image-data | databases)

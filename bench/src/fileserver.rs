@@ -39,6 +39,11 @@ impl FileServer {
         Ok(server)
     }
 
+    /// All files.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        (0..THREADS).flat_map(move |thread| (0..FILES).map(move |number| self.file(thread, number)))
+    }
+
     fn file(&self, thread: usize, number: usize) -> PathBuf {
         self.directory.join(format!("{thread}-{}", number % FILES))
     }

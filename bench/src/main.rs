@@ -5,6 +5,7 @@ mod clones;
 mod containers;
 mod copies;
 mod copy_up;
+mod danaus;
 mod databases;
 mod emptying;
 mod files;
@@ -156,6 +157,9 @@ enum Measurement {
         #[arg(long, default_value_t = 300)]
         milliseconds: u64,
     },
+    /// Experiments of papers, repeated on this machine.
+    #[command(subcommand)]
+    Paper(Paper),
     /// RocksDB, SQLite, Redis and PostgreSQL, which must be installed, over all targets.
     Databases {
         #[command(flatten)]
@@ -166,6 +170,23 @@ enum Measurement {
         /// How often every measurement is repeated.
         #[arg(long, default_value_t = 3)]
         rounds: u32,
+    },
+}
+
+/// The papers.
+#[derive(Subcommand)]
+enum Paper {
+    /// Danaus (Middleware '21): poolfs over Ceph beside ceph-fuse, in pools that are neighbours, scale out, or share an image.
+    Danaus {
+        /// A folder on the disk to measure on; made and removed.
+        #[arg(long, default_value = "target/bench-danaus")]
+        work: PathBuf,
+        /// One round of everything, with small data.
+        #[arg(long)]
+        quick: bool,
+        /// Where all samples are written.
+        #[arg(long)]
+        json: Option<PathBuf>,
     },
 }
 
@@ -207,6 +228,9 @@ enum Part {
         /// Names and lengths of the files: NAME:BYTES.
         files: Vec<String>,
     },
+    /// What runs in the pools of that paper.
+    #[command(subcommand, hide = true)]
+    Danaus(danaus::Worker),
     /// Starts of one program in a root directory; prints nanoseconds of each.
     #[command(hide = true)]
     Start {
@@ -297,6 +321,7 @@ impl Measurement {
             | Self::Clones { place }
             | Self::Ceph { place, .. }
             | Self::Databases { place, .. } => &place.work,
+            Self::Paper(Paper::Danaus { work, .. }) => work,
         }
     }
 
@@ -314,6 +339,7 @@ impl Measurement {
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,
             Self::Ceph { rounds, milliseconds, .. } => ceph::run(work, poolfs, *rounds, *milliseconds)?,
+            Self::Paper(Paper::Danaus { quick, json, .. }) => danaus::run(work, poolfs, *quick, json.as_deref())?,
             Self::Databases { scripts, rounds, .. } => databases::run(work, poolfs, scripts, *rounds)?.markdown(),
         })
     }
@@ -322,6 +348,7 @@ impl Measurement {
 impl Part {
     fn run(self) -> Result<()> {
         match self {
+            Self::Danaus(worker) => worker.run(),
             Self::CephWorker(worker) => worker.run(),
             Self::CephPrepare { configuration, directory, files } => ceph::prepare(&configuration, &directory, &files),
             Self::Worker { directory, data, operation, milliseconds, warm, cpu, threads } => {

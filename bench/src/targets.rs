@@ -115,8 +115,13 @@ impl Laboratory {
 
     /// The same, with so much of it for cached bytes.
     pub fn sized(folder: &Path, poolfs: &Path, cpus: &str, memory: &str, cache: &str) -> Result<Self> {
+        Self::of_pool("", folder, poolfs, cpus, memory, cache)
+    }
+
+    /// The same, one of several whose pools' names end differently.
+    pub fn of_pool(ending: &str, folder: &Path, poolfs: &Path, cpus: &str, memory: &str, cache: &str) -> Result<Self> {
         std::fs::create_dir_all(folder.join("lower"))?;
-        let pool = isolation::pool_name().context("measurements run in namespaces of their own")?;
+        let pool = isolation::pool_name().context("measurements run in namespaces of their own")? + ending;
         let laboratory = Self { folder: folder.to_path_buf(), poolfs: poolfs.to_path_buf(), pool, mounted: Vec::new() };
         succeed(
             laboratory

@@ -117,8 +117,15 @@ pub struct Mounted<'l> {
 }
 
 impl<'l> Mounted<'l> {
-    /// Mounts `tree` of the cluster at `at`, which is made.
-    pub fn new(laboratory: &'l Laboratory, cluster: &Cluster, system: System, tree: &Path, at: &Path) -> Result<Self> {
+    /// Mounts `tree` of the cluster at `at`, which is made. ceph-fuse gets `settings`, too: names of Ceph's configuration, and values.
+    pub fn new(
+        laboratory: &'l Laboratory,
+        cluster: &Cluster,
+        system: System,
+        tree: &Path,
+        at: &Path,
+        settings: &[(&str, &str)],
+    ) -> Result<Self> {
         std::fs::create_dir_all(at)?;
         let mut mounted = Self { laboratory, at: at.to_path_buf(), process: None };
         if matches!(system, System::Exclusive | System::Strict) {
@@ -135,6 +142,7 @@ impl<'l> Mounted<'l> {
         if system == System::CephFuseDirect {
             command.arg("--fuse_disable_pagecache=true");
         }
+        command.args(settings.iter().map(|(name, value)| format!("--{name}={value}")));
         let output = || std::fs::File::options().create(true).append(true).open(at.with_extension("log"));
         let command = command.arg(at).stdin(Stdio::null()).stdout(output()?).stderr(output()?);
         let process = mounted.process.insert(command.spawn()?);

@@ -1,8 +1,7 @@
 //! Memory of containers whose unions share a lower branch at the cluster, each of which has read the same file.
 
-use crate::ceph::Site;
 use crate::ceph::clients::{Mounted, System, branch, clean, end, wait_for};
-use crate::ceph::cluster::is_installed;
+use crate::ceph::cluster::{Cluster, is_installed};
 use crate::clones::reader;
 use crate::emptying::emptied;
 use crate::groups::{self, Memory};
@@ -44,10 +43,10 @@ impl Unions {
     /// What tables call it.
     pub fn title(self) -> &'static str {
         match self {
-            Self::Library => "library",
-            Self::Fuse => "FUSE",
+            Self::Library => "poolfs, library",
+            Self::Fuse => "poolfs, FUSE",
             Self::Unionfs => "ceph-fuse and unionfs-fuse",
-            Self::UnionfsDirect => "the same without page cache",
+            Self::UnionfsDirect => "ceph-fuse and unionfs-fuse, no page cache",
             Self::FuseOverlayfs => "ceph-fuse and fuse-overlayfs",
         }
     }
@@ -80,15 +79,25 @@ pub struct Clones<'l> {
 }
 
 impl<'l> Clones<'l> {
-    /// Mounts so many.
-    pub fn mount(site: &'l Site, unions: Unions, image: &str, number: usize) -> Result<Self> {
-        let (laboratory, cluster) = (&site.laboratory, &site.cluster);
+    /// Mounts so many over the directory `image` of the cluster, with new writable branches.
+    pub fn mount(
+        laboratory: &'l Laboratory,
+        cluster: &Cluster,
+        unions: Unions,
+        image: &Path,
+        number: usize,
+    ) -> Result<Self> {
         let folder = laboratory.folder().join("clones");
         let lower = folder.join("image");
-        let below = unions.below().map(|system| Mounted::new(laboratory, cluster, system, Path::new(image), &lower));
+        let below = unions.below().map(|system| Mounted::new(laboratory, cluster, system, image, &lower, &[]));
         let mut clones = Self { laboratory, mounted: Vec::new(), _below: below.transpose()? };
         for number in 0..number {
             let [at, upper, work] = ["at", "upper", "work"].map(|kind| folder.join(format!("{kind}-{number}")));
+            for made in [&upper, &work] {
+                if made.exists() {
+                    fs::remove_dir_all(made)?;
+                }
+            }
             for made in [&at, &upper, &work] {
                 fs::create_dir_all(made)?;
             }
@@ -96,7 +105,7 @@ impl<'l> Clones<'l> {
                 Unions::Library | Unions::Fuse => {
                     let mut command = laboratory.poolfs();
                     command.args(["mount", laboratory.pool()]).arg(&at).arg("--upper").arg(&upper);
-                    command.arg("--lower").arg(branch(Path::new(image)));
+                    command.arg("--lower").arg(branch(image));
                     succeed(command.arg("--ceph-conf").arg(cluster.configuration()))?;
                     None
                 }
@@ -147,14 +156,15 @@ impl Drop for Clones<'_> {
 }
 
 /// The table: what the daemons have resident, and what all of the pool's control groups use, in MiB.
-pub fn run(site: &Site) -> Result<String> {
-    site.prepare(Path::new(IMAGE), &[(FILE.to_owned(), MEBIBYTES << 20)])?;
+pub fn run(laboratory: &Laboratory, cluster: &Cluster) -> Result<String> {
+    cluster.prepare(Path::new(IMAGE), &[(FILE.to_owned(), MEBIBYTES << 20)])?;
     let mut text = format!(
         "| {CLONES} clones that have read the same {MEBIBYTES} MiB; MiB | resident in the service or the daemons | control groups of the pool |\n|---|---|---|\n"
     );
     for unions in Unions::ALL {
         eprintln!("memory of clones: {}", unions.title());
-        let (resident, charged) = if unions.is_there() { used(site, unions)? } else { (0, Memory::default()) };
+        let (resident, charged) =
+            if unions.is_there() { used(laboratory, cluster, unions)? } else { (0, Memory::default()) };
         let shown = |bytes: u64| if bytes == 0 { "-".to_owned() } else { format!("{:.0}", bytes as f64 / 1_048_576.0) };
         let _ = writeln!(text, "| {} | {} | {} |", unions.title(), shown(resident), shown(charged.all));
     }
@@ -162,10 +172,9 @@ pub fn run(site: &Site) -> Result<String> {
 }
 
 /// Resident bytes of who serves, and what was added to the pool's groups, while all readers have the file open.
-fn used(site: &Site, unions: Unions) -> Result<(u64, Memory)> {
-    let laboratory = &site.laboratory;
+fn used(laboratory: &Laboratory, cluster: &Cluster, unions: Unions) -> Result<(u64, Memory)> {
     let before = emptied(laboratory.pool())?;
-    let clones = Clones::mount(site, unions, IMAGE, CLONES)?;
+    let clones = Clones::mount(laboratory, cluster, unions, Path::new(IMAGE), CLONES)?;
     let target = if unions == Unions::Library { Target::Library } else { Target::Fuse };
     let mut readers = Vec::new();
     let read: Result<()> = clones.places().try_for_each(|at| {

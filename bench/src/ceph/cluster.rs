@@ -11,7 +11,14 @@ const SCRIPT: &str = "packaging/ceph-cluster.sh";
 /// What the OSD may store; only what is written takes room on the disk.
 const STORED: &str = "24G";
 
-/// One monitor, one OSD with BlueStore and one metadata server. It ends with this value, or with the measurement's namespaces.
+/// The daemon by which a cluster says how much room it has, as real ones do, and without which poolfs posts no writes.
+pub const MANAGER: Peer =
+    ("ceph-mgr", "ceph-mgr", "the cluster does not say how much room it has, and poolfs posts no writes");
+
+/// A program that may be missing, its Debian package, and what that means.
+pub type Peer = (&'static str, &'static str, &'static str);
+
+/// One monitor, one OSD with BlueStore, one metadata server, and a manager where that is installed. It ends with this value, or with the measurement's namespaces.
 pub struct Cluster {
     place: PathBuf,
 }
@@ -22,7 +29,8 @@ impl Cluster {
         std::fs::create_dir_all(folder)?;
         let cluster = Self { place: folder.join("cluster") };
         let mut command = cluster.script("create");
-        succeed(command.env("STORE", "bluestore").env("SIZE", STORED))
+        let manager = if is_installed(MANAGER.0) { "yes" } else { "no" };
+        succeed(command.env("STORE", "bluestore").env("SIZE", STORED).env("MANAGER", manager))
             .context("no Ceph cluster; `make ceph` installs what it needs")?;
         Ok(cluster)
     }
@@ -31,6 +39,14 @@ impl Cluster {
         let mut command = Command::new(SCRIPT);
         command.arg(what).arg(&self.place);
         command
+    }
+
+    /// Makes a directory of its filesystem with files: a name and how many bytes, a multiple of 1 MiB, for each.
+    pub fn prepare(&self, tree: &Path, files: &[(String, u64)]) -> Result<()> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("ceph-prepare").arg(self.configuration()).arg(tree);
+        command.args(files.iter().map(|(name, bytes)| format!("{name}:{bytes}")));
+        succeed(&mut command)
     }
 
     /// The configuration of its clients.
@@ -53,13 +69,11 @@ pub fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A line for each of these (program, its Debian package, what is left out without it) that is not installed.
-pub fn missing(peers: &[(&str, &str, &str)]) -> String {
+/// A line for each of these that is not installed.
+pub fn missing(peers: &[Peer]) -> String {
     let absent = peers.iter().filter(|(program, ..)| !is_installed(program));
     absent
-        .map(|(program, package, without)| {
-            format!("Missing: `{program}` (Debian package {package}), so {without} was not measured.\n")
-        })
+        .map(|(program, package, without)| format!("Missing: `{program}` (Debian package {package}): {without}.\n"))
         .collect()
 }
 
@@ -69,11 +83,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said() {
-        assert_eq!(missing(&[("sh", "dash", "the shell")]), "");
-        let said = missing(&[("sh", "dash", "the shell"), ("no-such-program", "nothing", "the column of it")]);
-        assert_eq!(
-            said,
-            "Missing: `no-such-program` (Debian package nothing), so the column of it was not measured.\n"
-        );
+        assert_eq!(missing(&[("sh", "dash", "no shell")]), "");
+        let said = missing(&[("sh", "dash", "no shell"), ("no-such-program", "nothing", "no column of it")]);
+        assert_eq!(said, "Missing: `no-such-program` (Debian package nothing): no column of it.\n");
     }
 }

@@ -3,7 +3,7 @@
 
 mod bars;
 pub mod clients;
-mod clones;
+pub mod clones;
 pub mod cluster;
 mod direct;
 mod libcephfs;
@@ -13,10 +13,10 @@ use crate::worker::{Operation, by_threads, median};
 use anyhow::{Context, Result, bail};
 use bars::{Bar, Row, Shown, markdown};
 use clients::{Client, Mounted, System};
-use cluster::{Cluster, missing};
+use cluster::{Cluster, MANAGER, Peer, missing};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 /// Bytes of the file that is read and written.
@@ -29,11 +29,12 @@ const STREAM_MEBIBYTES: u64 = 64;
 const POOL_MEMORY: &str = "4G";
 const POOL_CACHE: &str = "1G";
 
-/// Programs to compare with that may be missing: their Debian packages, and what is not measured without them.
-const PEERS: [(&str, &str, &str); 3] = [
-    ("ceph-fuse", "ceph-fuse", "whatever goes by it"),
-    ("unionfs", "unionfs-fuse", "the memory of unions of it over ceph-fuse"),
-    ("fuse-overlayfs", "fuse-overlayfs", "the memory of unions of it over ceph-fuse"),
+/// Programs that may be missing.
+const PEERS: [Peer; 4] = [
+    MANAGER,
+    ("ceph-fuse", "ceph-fuse", "nothing that goes by it is measured"),
+    ("unionfs", "unionfs-fuse", "the memory of its unions over ceph-fuse is not measured"),
+    ("fuse-overlayfs", "fuse-overlayfs", "the memory of its unions over ceph-fuse is not measured"),
 ];
 
 /// An operation of the table.
@@ -97,29 +98,21 @@ pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result
     }
     text.push_str(&operations(&site, rounds, milliseconds)?);
     text.push('\n');
-    text.push_str(&clones::run(&site)?);
+    text.push_str(&clones::run(&site.laboratory, &site.cluster)?);
     Ok(text)
 }
 
 /// A cluster and a pool.
-pub struct Site {
+struct Site {
     // Unmounted before the cluster ends.
-    pub laboratory: Laboratory,
-    pub cluster: Cluster,
+    laboratory: Laboratory,
+    cluster: Cluster,
 }
 
 impl Site {
-    /// Makes a directory of the cluster with files: a name and how many bytes, a multiple of 1 MiB, for each.
-    pub fn prepare(&self, tree: &Path, files: &[(String, u64)]) -> Result<()> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("ceph-prepare").arg(self.cluster.configuration()).arg(tree);
-        command.args(files.iter().map(|(name, bytes)| format!("{name}:{bytes}")));
-        crate::targets::succeed(&mut command)
-    }
-
     fn mount(&self, system: System) -> Result<Mounted<'_>> {
         let at = self.laboratory.folder().join(system.tree().strip_prefix("/")?);
-        Mounted::new(&self.laboratory, &self.cluster, system, system.tree(), &at)
+        Mounted::new(&self.laboratory, &self.cluster, system, system.tree(), &at, &[])
     }
 }
 
@@ -139,7 +132,7 @@ fn operations(site: &Site, rounds: u32, milliseconds: u64) -> Result<String> {
         eprintln!("preparing: {}", client.title());
         let streams = (0..rounds).map(|round| (once(*client, round), STREAM_MEBIBYTES << 20));
         let files: Vec<_> = streams.chain([(data(*client).to_owned(), DATA_BYTES)]).collect();
-        site.prepare(client.tree(), &files)?;
+        site.cluster.prepare(client.tree(), &files)?;
     }
     let present = System::ALL.into_iter().filter(|system| system.is_there());
     let mounted: BTreeMap<System, Mounted<'_>> =
