@@ -11,7 +11,7 @@ ${MAKE:-make} --no-print-directory ceph >&2
 packaging/install-missing.sh --no-servers ceph-mgr ceph-fuse unionfs-fuse fuse-overlayfs rocksdb-tools >&2 ||
     echo "papers: measuring without what could not be installed" >&2
 mkdir -p "$samples"
-target/release/poolfs-bench paper danaus --json "$samples/danaus.json" "$@" >"$work/danaus"
+target/release/poolfs-bench paper danaus --json "$samples/danaus.json" --html "$samples/danaus.html" "$@" >"$work/danaus"
 {
     cat <<'TEXT'
 # Papers
@@ -19,7 +19,7 @@ target/release/poolfs-bench paper danaus --json "$samples/danaus.json" "$@" >"$w
 Experiments of the papers that poolfs follows, repeated on one small machine, for readers who want to compare. Machines, data and times are smaller
 than the papers', so only ratios between systems of one table mean something.
 
-`make bench-papers` writes this page on an otherwise idle machine, and all samples to `target/papers/`. Each round runs every system once, in
+`make bench-papers` writes this page on an otherwise idle machine, and all samples and plots of them to `target/papers/`. Each round runs every system once, in
 rotating order. Figures are medians of all rounds, in brackets in parts of the first row's.
 
 ## Danaus (Middleware '21)

@@ -187,6 +187,9 @@ enum Paper {
         /// Where all samples are written.
         #[arg(long)]
         json: Option<PathBuf>,
+        /// Where a page with plots is written.
+        #[arg(long)]
+        html: Option<PathBuf>,
     },
 }
 
@@ -339,7 +342,9 @@ impl Measurement {
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,
             Self::Ceph { rounds, milliseconds, .. } => ceph::run(work, poolfs, *rounds, *milliseconds)?,
-            Self::Paper(Paper::Danaus { quick, json, .. }) => danaus::run(work, poolfs, *quick, json.as_deref())?,
+            Self::Paper(Paper::Danaus { quick, json, html, .. }) => {
+                danaus::run(work, poolfs, *quick, json.as_deref(), html.as_deref())?
+            }
             Self::Databases { scripts, rounds, .. } => databases::run(work, poolfs, scripts, *rounds)?.markdown(),
         })
     }

@@ -8,9 +8,6 @@ use std::process::Command;
 /// The script that makes clusters, from the workspace, where `make bench` runs.
 const SCRIPT: &str = "packaging/ceph-cluster.sh";
 
-/// What the OSD may store; only what is written takes room on the disk.
-const STORED: &str = "24G";
-
 /// The daemon by which a cluster says how much room it has, as real ones do, and without which poolfs posts no writes.
 pub const MANAGER: Peer =
     ("ceph-mgr", "ceph-mgr", "the cluster does not say how much room it has, and poolfs posts no writes");
@@ -24,13 +21,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one in a new folder inside of `folder`. Fails when the Debian packages of Ceph's daemons are missing.
-    pub fn start(folder: &Path) -> Result<Self> {
+    /// Starts one in a new folder inside of `folder`, which stores `size` at most (such as `8G`) and in time takes all of it there. Fails when
+    /// the Debian packages of Ceph's daemons are missing.
+    pub fn start(folder: &Path, size: &str) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let cluster = Self { place: folder.join("cluster") };
         let mut command = cluster.script("create");
         let manager = if is_installed(MANAGER.0) { "yes" } else { "no" };
-        succeed(command.env("STORE", "bluestore").env("SIZE", STORED).env("MANAGER", manager))
+        succeed(command.env("STORE", "bluestore").env("SIZE", size).env("MANAGER", manager))
             .context("no Ceph cluster; `make ceph` installs what it needs")?;
         Ok(cluster)
     }

@@ -25,6 +25,9 @@ const DATA_BYTES: u64 = 64 << 20;
 /// MiB of each file that is read or written once, in pieces of 1 MiB.
 const STREAM_MEBIBYTES: u64 = 64;
 
+/// What the cluster stores at most.
+const STORED: &str = "16G";
+
 /// Memory of the pool and its service, and how much of it is for cached bytes.
 const POOL_MEMORY: &str = "4G";
 const POOL_CACHE: &str = "1G";
@@ -67,7 +70,7 @@ const CASES: &[Case] = &[
     Case {
         operation: "read-4096",
         threads: 2,
-        title: "the same by two threads, each of all reads",
+        title: "the same by two threads, time for each of all reads",
         shown: Shown::Microseconds,
         wanted: &[(LIBRARY, (0, LIBRARY), 1.9)],
     },
@@ -90,7 +93,7 @@ const CASES: &[Case] = &[
 
 /// All measurements as Markdown: `rounds` rounds of operations of `milliseconds` each, and the memory of clones.
 pub fn run(work: &Path, poolfs: &Path, rounds: u32, milliseconds: u64) -> Result<String> {
-    let cluster = Cluster::start(work)?;
+    let cluster = Cluster::start(work, STORED)?;
     let site = Site { laboratory: Laboratory::sized(work, poolfs, "0-1", POOL_MEMORY, POOL_CACHE)?, cluster };
     let mut text = missing(&PEERS);
     if !text.is_empty() {

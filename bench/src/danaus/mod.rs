@@ -3,6 +3,7 @@
 
 mod clones;
 mod neighbours;
+mod plots;
 mod report;
 mod rocksdb;
 mod sequential;
@@ -32,8 +33,8 @@ type Run = fn(&Site) -> Result<Vec<Experiment>>;
 /// What the paper compares with, and this does not.
 const NOT_COMPARED: &str = "Not compared: the kernel's CephFS client and AUFS (K and K/K of the paper).";
 
-/// The tables as Markdown; all samples are written as JSON to the file `json`, if there is one.
-pub fn run(work: &Path, poolfs: &Path, quick: bool, json: Option<&Path>) -> Result<String> {
+/// The tables as Markdown; all samples are written as JSON to the file `json`, and plots to the file `html`, where these are given.
+pub fn run(work: &Path, poolfs: &Path, quick: bool, json: Option<&Path>, html: Option<&Path>) -> Result<String> {
     let site = Site::new(work, poolfs, if quick { Sizes::QUICK } else { Sizes::FULL })?;
     let absent = missing(&PEERS);
     let mut report = Report {
@@ -50,9 +51,14 @@ pub fn run(work: &Path, poolfs: &Path, quick: bool, json: Option<&Path>) -> Resu
     for experiment in experiments {
         report.experiments.extend(experiment(&site)?);
         // What was measured stays if a later one fails.
+        let written = |file: &Path, text: String| {
+            fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        };
         if let Some(json) = json {
-            let text = serde_json::to_string_pretty(&report)?;
-            fs::write(json, text + "\n").with_context(|| format!("cannot write {}", json.display()))?;
+            written(json, serde_json::to_string_pretty(&report)? + "\n")?;
+        }
+        if let Some(html) = html {
+            written(html, plots::html(&report))?;
         }
     }
     Ok(report.markdown())

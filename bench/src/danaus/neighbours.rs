@@ -2,7 +2,7 @@
 
 use crate::containers::tell;
 use crate::danaus::report::Experiment;
-use crate::danaus::site::{Site, at_once, clients, numbers, title, worker};
+use crate::danaus::site::{Site, at_once, clients, empty, numbers, title, worker};
 use crate::files::fill;
 use crate::targets::{Laboratory, drop_caches, turned};
 use anyhow::{Context, Result, ensure};
@@ -55,6 +55,7 @@ pub fn run(site: &Site) -> Result<Vec<Experiment>> {
                 }
                 served.add(title(client), setting, numbers(&printed?)?[0]);
             }
+            empty(&mounted)?;
         }
     }
     Ok(vec![served, random])

@@ -42,14 +42,25 @@ impl Experiment {
         }
     }
 
-    fn median(&self, system: &str, setting: &str) -> Option<f64> {
+    /// The systems, in the order in which they were first measured.
+    pub fn systems(&self) -> Vec<&'static str> {
+        distinct(&self.series, |one| one.system)
+    }
+
+    /// The settings, in the same order.
+    pub fn settings(&self) -> Vec<&'static str> {
+        distinct(&self.series, |one| one.setting)
+    }
+
+    /// The median of a system's samples in a setting, if there are any.
+    pub fn median(&self, system: &str, setting: &str) -> Option<f64> {
         let series = self.series.iter().find(|series| series.system == system && series.setting == setting)?;
         Some(median(&mut series.samples.clone()))
     }
 
     /// As Markdown: medians, in brackets in parts of the first system's.
     pub fn markdown(&self) -> String {
-        let (systems, settings) = (distinct(&self.series, |one| one.system), distinct(&self.series, |one| one.setting));
+        let (systems, settings) = (self.systems(), self.settings());
         let mut text = format!("### {}\n\nRepeats {}. {}\n\n", self.title, self.repeats, self.about);
         let _ = write!(text, "| {} | {} |", self.unit, settings.join(" | "));
         let kept = self.kept.filter(|(one, other)| settings.contains(one) && settings.contains(other));

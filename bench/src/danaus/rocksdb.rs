@@ -2,7 +2,7 @@
 
 use crate::ceph::clients::Client;
 use crate::danaus::report::Experiment;
-use crate::danaus::site::{POOL_GIBIBYTES, Site, at_once, clients, title};
+use crate::danaus::site::{POOL_GIBIBYTES, Site, at_once, clients, empty, title};
 use crate::targets::{Laboratory, drop_caches, turned};
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -57,19 +57,22 @@ pub fn run(site: &Site) -> Result<Vec<Experiment>> {
 
 /// Mean latencies of puts and of gets in some pools at the same time.
 fn once(site: &Site, pools: &[Laboratory], client: Client) -> Result<[f64; 2]> {
-    let phase = |benchmark: &str, options: &[String]| -> Result<f64> {
+    let phase = |benchmark: &str, is_last: bool, options: &[String]| -> Result<f64> {
         let mounted: Vec<_> = pools.iter().map(|pool| site.mount(pool, client, "rocksdb")).collect::<Result<_>>()?;
         drop_caches()?;
         let commands = pools.iter().zip(&mounted).map(|(pool, at)| command(pool, client, at.at(), benchmark, options));
         let printed = at_once(commands.collect())?;
+        if is_last {
+            mounted.iter().try_for_each(empty)?;
+        }
         let all = printed.iter().map(|text| latency(text)).collect::<Result<Vec<_>>>()?;
         Ok(all.iter().sum::<f64>() / all.len() as f64)
     };
     let number = |count: u32| format!("--num={count}");
-    let puts = phase("fillrandom", &[number(site.sizes.puts)])?;
-    let _ = phase("fillrandom", &[number(site.sizes.gets)])?;
+    let puts = phase("fillrandom", false, &[number(site.sizes.puts)])?;
+    let _ = phase("fillrandom", false, &[number(site.sizes.gets)])?;
     // On new mounts, of which none has anything cached.
-    let gets = phase("readrandom", &[number(site.sizes.gets), "--use_existing_db=true".to_owned()])?;
+    let gets = phase("readrandom", true, &[number(site.sizes.gets), "--use_existing_db=true".to_owned()])?;
     Ok([puts, gets])
 }
 

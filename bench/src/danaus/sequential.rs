@@ -1,7 +1,7 @@
 //! Sequential writes and cached sequential reads, in one pool and in two at the same time.
 
 use crate::danaus::report::Experiment;
-use crate::danaus::site::{Site, at_once, clients, numbers, title, worker};
+use crate::danaus::site::{Site, at_once, clients, empty, numbers, title, worker};
 use crate::targets::turned;
 use anyhow::{Context, Result};
 
@@ -49,6 +49,7 @@ pub fn run(site: &Site) -> Result<Vec<Experiment>> {
                         .with_context(|| format!("{heading} over {}", title(client)))?;
                     experiment.add(title(client), setting, numbers(&printed)?.iter().sum());
                 }
+                mounted.iter().try_for_each(empty)?;
             }
         }
     }

@@ -14,6 +14,7 @@ const CEPH_FUSE_CACHE: [(&str, &str); 2] = [("client_oc_size", "536870912"), ("c
 
 /// Where the cluster stores: the measurement's own `/run`, which is in memory.
 const STORE: &str = "/run/poolfs-bench";
+const STORED: &str = "8G";
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ pub struct Sizes {
 impl Sizes {
     /// A full run.
     pub const FULL: Sizes =
-        Sizes { rounds: 4, milliseconds: 6000, random: 1024, puts: 1024, gets: 4096, sequential: 256, image: 300 };
+        Sizes { rounds: 4, milliseconds: 6000, random: 1024, puts: 1024, gets: 2048, sequential: 256, image: 300 };
     /// A run that shows that everything works.
     pub const QUICK: Sizes =
         Sizes { rounds: 1, milliseconds: 2000, random: 256, puts: 256, gets: 512, sequential: 64, image: 64 };
@@ -56,7 +57,7 @@ pub struct Site {
 impl Site {
     /// Starts the cluster. `work` is on the disk that is not the cluster's.
     pub fn new(work: &Path, poolfs: &Path, sizes: Sizes) -> Result<Self> {
-        let cluster = Cluster::start(Path::new(STORE))?;
+        let cluster = Cluster::start(Path::new(STORE), STORED)?;
         Ok(Self { work: work.to_path_buf(), poolfs: poolfs.to_path_buf(), cluster, sizes })
     }
 
@@ -76,6 +77,16 @@ impl Site {
         let at = laboratory.folder().join("at");
         Mounted::new(laboratory, &self.cluster, system, &tree, &at, &CEPH_FUSE_CACHE)
     }
+}
+
+/// Removes what was made in a mounted directory: the cluster has no room for all of it.
+pub fn empty(mounted: &Mounted<'_>) -> Result<()> {
+    for entry in std::fs::read_dir(mounted.at())? {
+        let path = entry?.path();
+        let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        removed.with_context(|| format!("{} cannot be removed", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Clients that are compared, of those that this machine has.
