@@ -181,15 +181,8 @@ enum Paper {
         /// A folder on the disk to measure on; made and removed.
         #[arg(long, default_value = "target/bench-danaus")]
         work: PathBuf,
-        /// One round of everything, with small data.
-        #[arg(long)]
-        quick: bool,
-        /// Where all samples are written.
-        #[arg(long)]
-        json: Option<PathBuf>,
-        /// Where a page with plots is written.
-        #[arg(long)]
-        html: Option<PathBuf>,
+        #[command(flatten)]
+        options: danaus::Options,
     },
 }
 
@@ -342,9 +335,7 @@ impl Measurement {
             Self::Containers { image, rounds, .. } => containers::run(work, poolfs, image, *rounds)?,
             Self::Clones { .. } => clones::run(work, poolfs)?,
             Self::Ceph { rounds, milliseconds, .. } => ceph::run(work, poolfs, *rounds, *milliseconds)?,
-            Self::Paper(Paper::Danaus { quick, json, html, .. }) => {
-                danaus::run(work, poolfs, *quick, json.as_deref(), html.as_deref())?
-            }
+            Self::Paper(Paper::Danaus { options, .. }) => danaus::run(work, poolfs, options)?,
             Self::Databases { scripts, rounds, .. } => databases::run(work, poolfs, scripts, *rounds)?.markdown(),
         })
     }

@@ -12,10 +12,11 @@ mod workers;
 
 use crate::ceph::cluster::{MANAGER, Peer, is_installed, missing};
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use report::{Experiment, Report};
 use site::{Site, Sizes};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 pub use workers::Worker;
 
 /// Programs that may be missing.
@@ -27,15 +28,54 @@ const PEERS: [Peer; 5] = [
     (rocksdb::PROGRAM.0, rocksdb::PROGRAM.1, "RocksDB is not measured"),
 ];
 
-/// An experiment, which may have several tables.
-type Run = fn(&Site) -> Result<Vec<Experiment>>;
-
 /// What the paper compares with, and this does not.
 const NOT_COMPARED: &str = "Not compared: the kernel's CephFS client and AUFS (K and K/K of the paper).";
 
-/// The tables as Markdown; all samples are written as JSON to the file `json`, and plots to the file `html`, where these are given.
-pub fn run(work: &Path, poolfs: &Path, quick: bool, json: Option<&Path>, html: Option<&Path>) -> Result<String> {
-    let site = Site::new(work, poolfs, if quick { Sizes::QUICK } else { Sizes::FULL })?;
+/// How the experiments are repeated.
+#[derive(clap::Args)]
+pub struct Options {
+    /// One round of everything, with small data.
+    #[arg(long)]
+    quick: bool,
+    /// This experiment, and others that are named so, instead of all.
+    #[arg(long)]
+    only: Vec<Name>,
+    /// Where all samples are written.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Where a page with plots is written.
+    #[arg(long)]
+    html: Option<PathBuf>,
+}
+
+/// The experiments, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// A file server beside random reads and writes in another pool.
+    Fileserver,
+    /// RocksDB put and get in one and two pools.
+    Rocksdb,
+    /// Sequential writes and reads in one and two pools.
+    Sequential,
+    /// Clones that append to or read a file of their image.
+    Clones,
+}
+
+impl Name {
+    fn run(self, site: &Site) -> Result<Vec<Experiment>> {
+        match self {
+            Self::Fileserver => neighbours::run(site),
+            Self::Rocksdb if !is_installed(rocksdb::PROGRAM.0) => Ok(Vec::new()),
+            Self::Rocksdb => rocksdb::run(site),
+            Self::Sequential => sequential::run(site),
+            Self::Clones => clones::run(site),
+        }
+    }
+}
+
+/// The tables as Markdown; samples and plots are written to the files that are named.
+pub fn run(work: &Path, poolfs: &Path, options: &Options) -> Result<String> {
+    let site = Site::new(work, poolfs, if options.quick { Sizes::QUICK } else { Sizes::FULL })?;
     let absent = missing(&PEERS);
     let mut report = Report {
         paper: "Danaus (Middleware '21)",
@@ -43,21 +83,17 @@ pub fn run(work: &Path, poolfs: &Path, quick: bool, json: Option<&Path>, html: O
         missing: absent.lines().map(str::to_owned).chain([NOT_COMPARED.to_owned()]).collect(),
         experiments: Vec::new(),
     };
-    let mut experiments: Vec<Run> = vec![neighbours::run];
-    if is_installed(rocksdb::PROGRAM.0) {
-        experiments.push(rocksdb::run);
-    }
-    experiments.extend([sequential::run as Run, clones::run]);
-    for experiment in experiments {
-        report.experiments.extend(experiment(&site)?);
+    let chosen = Name::value_variants().iter().filter(|name| options.only.is_empty() || options.only.contains(name));
+    for name in chosen {
+        report.experiments.extend(name.run(&site)?);
         // What was measured stays if a later one fails.
         let written = |file: &Path, text: String| {
             fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
         };
-        if let Some(json) = json {
+        if let Some(json) = &options.json {
             written(json, serde_json::to_string_pretty(&report)? + "\n")?;
         }
-        if let Some(html) = html {
+        if let Some(html) = &options.html {
             written(html, plots::html(&report))?;
         }
     }
