@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Result};
 use clap::Args;
+use poolfs_host::Host;
 use poolfs_service_protocol::{CephAccess, StackSpec};
 use std::ffi::OsString;
 use std::io::Read;
@@ -106,6 +107,19 @@ fn cluster_in(configuration: &str) -> Option<String> {
     ids.next_back().filter(|id| !id.is_empty()).map(str::to_ascii_lowercase)
 }
 
+/// With the name that the cluster knows the pool by, which it has from its first such mount on. It is recorded with that. One that was given on another
+/// host came with a copy of the record: with it, each of the two pools would take the other for its dead predecessor.
+pub fn held(host: &dyn Host, known: &mut Option<String>, access: CephAccess) -> Result<CephAccess> {
+    let machine = host.read_text(Path::new("/etc/machine-id")).unwrap_or_default();
+    let own = format!("@{}", machine.trim());
+    let holder = match known.as_ref().filter(|holder| holder.ends_with(&own)) {
+        Some(holder) => holder.clone(),
+        None => host.read_text(Path::new("/proc/sys/kernel/random/uuid"))?.trim().to_owned() + &own,
+    };
+    *known = Some(holder.clone());
+    Ok(CephAccess { holder: Some(holder), ..access })
+}
+
 /// Whether one of its branches is at a cluster.
 pub fn has_ceph(stack: &StackSpec) -> bool {
     stack.branches().into_iter().any(|branch| !branch.place().is_directory())
@@ -178,6 +192,25 @@ mod tests {
     fn place(path: &str, cluster: Option<&str>) -> CephPlace {
         let access = CephAccess { cluster: cluster.map(str::to_owned), ..CephAccess::default() };
         CephPlace { access, path: path.into() }
+    }
+
+    #[test]
+    fn a_copied_record_is_another_pool_at_a_cluster() {
+        let of_host = |machine: &str, uuid: &str| {
+            let host = poolfs_host::RecordingHost::new();
+            host.set_file("/etc/machine-id", machine);
+            host.set_file("/proc/sys/kernel/random/uuid", uuid);
+            host
+        };
+        let mut known = None;
+        let name = |host: poolfs_host::RecordingHost, known: &mut Option<String>| {
+            held(&host, known, CephAccess::default()).expect("a name").holder.expect("a name")
+        };
+        let own = name(of_host("m1\n", "u1\n"), &mut known);
+        assert_eq!(name(of_host("m1\n", "u2\n"), &mut known), own);
+        let mut copy = known.clone();
+        assert_ne!(name(of_host("m2\n", "u3\n"), &mut copy), own);
+        assert_eq!(name(of_host("m1\n", "u4\n"), &mut known), own);
     }
 
     #[test]

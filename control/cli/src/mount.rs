@@ -8,7 +8,7 @@ use crate::record::{InstanceRecord, MemoryRecord, PoolRecord, ProcessRecord};
 use crate::state::Locked;
 use crate::text::pasted;
 use crate::unmount::unmount_instance;
-use crate::{branches, memory, pool, service, signals, waiting};
+use crate::{branches, ceph, memory, pool, service, signals, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
@@ -305,7 +305,8 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
     refuse_limited_ring(wanted.transport, wanted.timeout)?;
     let stack = checked_stack(context, wanted.stack)?;
     // From here on it is these directories, whatever comes to their paths.
-    let ceph = wanted.ceph.map(|access| held(context, &mut pool.record, access)).transpose()?;
+    let ceph =
+        wanted.ceph.map(|access| ceph::held(&*context.host, &mut pool.record.ceph_holder, access)).transpose()?;
     let (found, mounts) = places::find(context, stack.branches(), ceph.as_ref())?;
     branches::refuse_overlaps(&pool.record, &stack, &found)?;
     branches::refuse_served(context, &pool.record, &stack, &found)?;
@@ -359,19 +360,6 @@ fn begin(context: &Context, pool: &mut Locked<PoolRecord>, wanted: Wanted) -> Re
             Err(failure)
         }
     }
-}
-
-/// With the name that the cluster knows the pool by, which it has from its first such mount on. It is recorded with that. One that was given on another
-/// host came with a copy of the record: with it, each of the two pools would take the other for its dead predecessor.
-fn held(context: &Context, pool: &mut PoolRecord, access: CephAccess) -> Result<CephAccess> {
-    let machine = context.host.read_text(Path::new("/etc/machine-id")).unwrap_or_default();
-    let own = format!("@{}", machine.trim());
-    let holder = match pool.ceph_holder.as_ref().filter(|holder| holder.ends_with(&own)) {
-        Some(holder) => holder.clone(),
-        None => context.host.read_text(Path::new("/proc/sys/kernel/random/uuid"))?.trim().to_owned() + &own,
-    };
-    pool.ceph_holder = Some(holder.clone());
-    Ok(CephAccess { holder: Some(holder), ..access })
 }
 
 /// Whether an instance is in the pool's record, mounted or about to be.
@@ -517,26 +505,6 @@ mod tests {
         let host = poolfs_host::RecordingHost::new();
         host.set_file("/proc/self/mountinfo", "");
         Context::for_test(place.path(), host)
-    }
-
-    #[test]
-    fn a_copied_record_is_another_pool_at_a_cluster() {
-        let place = tempfile::tempdir().expect("a directory");
-        let of_host = |machine: &str, uuid: &str| {
-            let host = poolfs_host::RecordingHost::new();
-            host.set_file("/etc/machine-id", machine);
-            host.set_file("/proc/sys/kernel/random/uuid", uuid);
-            Context::for_test(place.path(), host)
-        };
-        let mut pool = PoolRecord::for_test(None);
-        let name = |context: &Context, pool: &mut PoolRecord| {
-            held(context, pool, CephAccess::default()).expect("a name").holder.expect("a name")
-        };
-        let own = name(&of_host("m1\n", "u1\n"), &mut pool);
-        assert_eq!(name(&of_host("m1\n", "u2\n"), &mut pool), own);
-        let mut copy = pool.clone();
-        assert_ne!(name(&of_host("m2\n", "u3\n"), &mut copy), own);
-        assert_eq!(name(&of_host("m1\n", "u4\n"), &mut pool), own);
     }
 
     #[test]
