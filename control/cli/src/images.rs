@@ -181,9 +181,15 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
                     let cause = "another command has changed it meanwhile";
                     return Err(Failure::in_use(format!("image {name}"), cause, "try again"));
                 }
-                let done = remove_there(there, name, &own)?;
+                there.release(name, &own)?;
                 store.forget(&lock, name)?;
-                Ok(done)
+                // Nobody makes containers of it here any more; of other images they are made while its layers go.
+                drop(lock);
+                let others = there.holders(name)?;
+                // A command that was killed may have removed it before.
+                let is_last = others.is_empty() && there.has(name);
+                let removed = if is_last { there.remove(&there.lock(true)?, name, &[])? } else { Removed::default() };
+                Ok((others, removed))
             })?;
             told_removed(context, name, at, &others, removed)
         }
@@ -235,16 +241,6 @@ fn refuse_used(image: &ImageRecord, containers: &[ContainerRecord]) -> Result<()
     let cause = format!("{} made of it: {}", count(users.len() as u64, "container"), users.join(", "));
     let remedy = "`poolfs rm` removes a container; with --force the image goes, and they keep its layers";
     Err(Failure::in_use(format!("image {}", image.name), cause, remedy))
-}
-
-/// Take an image of this host from a store at a cluster: the hosts that still have it, and what is gone with it when there are none.
-fn remove_there(there: &ImageStore, name: &str, own: &str) -> Result<(Vec<Holder>, Removed)> {
-    there.release(name, own)?;
-    let others = there.holders(name)?;
-    // A command that was killed may have removed it before.
-    let is_last = others.is_empty() && there.has(name);
-    let removed = if is_last { there.remove(&there.lock(true)?, name, &[])? } else { Removed::default() };
-    Ok((others, removed))
 }
 
 fn told_removed(context: &Context, name: &str, at: &ClusterStore, others: &[Holder], removed: Removed) -> Result<()> {
