@@ -392,7 +392,10 @@ fn what_keeps_an_image_from_a_cluster_is_named_with_a_remedy() {
             (import("ceph:/no/such"), "there is no such directory"),
             (import("ceph:/images/../x"), "goes up"),
             (host.poolfs(&place.ceph(&["image", "import", "web", &source])), "no branch is at a cluster"),
-            (host.poolfs(&place.ceph(&["image", "add", "web", "--from", "ceph:/images"])), "it has none"),
+            (
+                host.poolfs(&place.ceph(&["image", "add", "web", "--from", "ceph:/images"])),
+                "no image was ever imported",
+            ),
         ] {
             assert!(refused.code != 0 && refused.err.contains(part) && refused.err.contains("remedy"), "{refused:?}");
         }
@@ -422,6 +425,8 @@ fn what_keeps_an_image_from_a_cluster_is_named_with_a_remedy() {
         let _ = place.hosts[1].poolfs(&["image", "rm", "other"]).expect("image rm");
         let _ = import("ceph:/images").expect("as soon as there is room");
         assert_eq!(run_script(host, "web", &[], "head -c 1 /big"), "\u{7}");
+        let absent = host.poolfs(&place.ceph(&["image", "add", "other", "--from", "ceph:/images"]));
+        assert!(absent.code != 0 && absent.err.contains("it has web"), "{absent:?}");
         // With --force only this host forgets it.
         let told = host.poolfs(&["image", "rm", "web", "--force"]).expect("image rm");
         assert!(told.contains("stays at ceph:/images"), "{told}");

@@ -14,7 +14,7 @@ use crate::record::{PoolRecord, ProcessRecord};
 use crate::text::complain;
 use crate::unmount::unmount_flushed;
 use crate::{ceph, service, signals};
-use poolfs_image::{ClusterStore, ImageStore, store_of};
+use poolfs_image::{ClusterStore, IMAGES_NAME, ImageStore, store_of};
 use poolfs_service_protocol::{CephAccess, MountSpec, Place, StackSpec, Timeout, UnmountMode};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -56,13 +56,42 @@ pub fn named(context: &Context, option: &str, name: &Path, arguments: &ceph::Cep
 
 /// Calls `act` with a store, which nobody else changes meanwhile, on whatever host. It makes durable what it does.
 pub fn with_store<T>(context: &Context, at: &ClusterStore, act: impl FnOnce(&ImageStore) -> Result<T>) -> Result<T> {
+    with_mounted(
+        context,
+        at,
+        |place| match place.join(IMAGES_NAME).is_dir() {
+            true => ImageStore::open(place).map_err(Failure::from),
+            false => {
+                let remedy = "check the path; `poolfs image import --to` makes a store of a directory";
+                Err(Failure::not_found(at.directory.display().to_string(), "no image was ever imported to it", remedy))
+            }
+        },
+        act,
+    )
+}
+
+/// The same with a directory that may be none yet.
+pub fn with_new_store<T>(
+    context: &Context,
+    at: &ClusterStore,
+    act: impl FnOnce(&ImageStore) -> Result<T>,
+) -> Result<T> {
+    with_mounted(context, at, |place| Ok(ImageStore::open(place)?), act)
+}
+
+fn with_mounted<T>(
+    context: &Context,
+    at: &ClusterStore,
+    open: impl FnOnce(&Path) -> Result<ImageStore>,
+    act: impl FnOnce(&ImageStore) -> Result<T>,
+) -> Result<T> {
     pool::sweep(context);
     let own = ProcessRecord::of(&*context.host, std::process::id())
         .ok_or_else(|| Failure::new("image", "this process is not in /proc", "mount /proc"))?;
     let pool = throw_away_pool(context, own.clone())?;
     let mounted = mount_store(context, &pool, own, at);
     let instance = mounted.as_ref().ok().map(|(instance, _)| instance.clone());
-    let result = mounted.and_then(|(instance, place)| act(&opened(context, &pool, &instance, &place)?));
+    let result = mounted.and_then(|(instance, place)| act(&settled(context, &pool, &instance, &place, open(&place)?)?));
     let ended = end(context, &pool, instance.as_deref(), result.is_ok());
     // Where it was mounted says nothing to anybody.
     let place = mount_point(context, &pool)?;
@@ -106,8 +135,8 @@ fn mount_store(context: &Context, pool: &str, own: ProcessRecord, at: &ClusterSt
     }
 }
 
-/// The store at a place. No call of a program makes all of a FUSE filesystem durable: the service is asked for that.
-fn opened(context: &Context, pool: &str, instance: &str, place: &Path) -> Result<ImageStore> {
+/// A store for this command. No call of a program makes all of a FUSE filesystem durable: the service is asked for that.
+fn settled(context: &Context, pool: &str, instance: &str, place: &Path, store: ImageStore) -> Result<ImageStore> {
     let (own, pool, instance) = (context.with_state(context.state.clone()), pool.to_owned(), instance.to_owned());
     let flush = move |path: &Path| {
         rustix::fs::syncfs(std::fs::File::open(path)?)?;
@@ -119,7 +148,7 @@ fn opened(context: &Context, pool: &str, instance: &str, place: &Path) -> Result
     // It goes with the pool, also when this command is killed.
     let scratch = place.with_file_name(SCRATCH_NAME);
     std::fs::create_dir_all(&scratch).map_err(|error| Failure::file(&scratch, error))?;
-    Ok(ImageStore::open(place)?.made_durable_by(flush).unpacking_in(scratch))
+    Ok(store.made_durable_by(flush).unpacking_in(scratch))
 }
 
 /// End what was mounted, and its pool.

@@ -4,7 +4,7 @@ use crate::ceph::CephArguments;
 use crate::container::ContainerRecord;
 use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
-use crate::image_store::{self, with_store};
+use crate::image_store::{self, with_new_store, with_store};
 use crate::signals::Signals;
 use crate::text::{age, count, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -48,7 +48,7 @@ fn import_to(context: &Context, name: &str, source: &str, at: ClusterStore, bar:
     let local = context.images()?;
     refuse_known(&local, name)?;
     let holder = holder(context, &local)?;
-    with_store(context, &at, |store| {
+    with_new_store(context, &at, |store| {
         refuse_known_at(store, name, &at)?;
         // Before the image is: then nobody finds it without a host that has it.
         store.hold(name, &holder)?;

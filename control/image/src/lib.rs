@@ -39,4 +39,4 @@ pub use layout::write_layout;
 pub use limits::{Limits, Progress, Silent};
 pub use record::{ClusterStore, ImageConfig, ImageRecord, check_name, layer_in, store_of};
 pub use source::Source;
-pub use store::{ImageStore, Removed, StoreLock};
+pub use store::{IMAGES_NAME, ImageStore, Removed, StoreLock};

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+/// What the directory of records is called in a store.
+pub const IMAGES_NAME: &str = "images";
 /// What a record begins with while it is written; no image has such a name.
 pub(crate) const RECORD_PREFIX: &str = ".tmp-";
 /// Most bytes of an image's record.
@@ -49,7 +51,7 @@ pub struct Removed {
 impl ImageStore {
     /// Open the store of a state directory, making it when it is not there.
     pub fn open(state: &Path) -> Result<ImageStore> {
-        let images = state.join("images");
+        let images = state.join(IMAGES_NAME);
         std::fs::create_dir_all(&images).map_err(|source| ImageError::io("make", &images, source))?;
         Ok(ImageStore {
             images,
