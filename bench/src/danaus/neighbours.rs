@@ -43,13 +43,18 @@ pub fn run(site: &Site) -> Result<Vec<Experiment>> {
     for round in 0..site.sizes.rounds {
         for client in turned(&clients(), round) {
             let mounted = site.mount(&server, client, "neighbours")?;
+            let run = || {
+                let mut command = worker(&server, client, "fileserver")?;
+                command.arg(mounted.at()).args(["--milliseconds", &site.sizes.milliseconds.to_string()]);
+                at_once(vec![command]).with_context(|| title(client).to_owned())
+            };
+            // Not measured: both settings begin with files that are there and with a service that has them.
+            run()?;
             for setting in turned(&SETTINGS, round) {
                 eprintln!("round {} of {}: Fileserver by {}, {setting}", round + 1, site.sizes.rounds, title(client));
                 drop_caches()?;
                 let beside = if setting == SETTINGS[1] { Some(Random::start(&neighbour, &file)?) } else { None };
-                let mut command = worker(&server, client, "fileserver")?;
-                command.arg(mounted.at()).args(["--milliseconds", &site.sizes.milliseconds.to_string()]);
-                let printed = at_once(vec![command]).with_context(|| title(client).to_owned());
+                let printed = run();
                 if let Some(beside) = beside {
                     random.add(title(client), "beside Fileserver", beside.end()?);
                 }
