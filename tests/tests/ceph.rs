@@ -1,6 +1,6 @@
 //! Branches at a Ceph cluster, by the commands that mount them.
 
-use poolfs_tests::{Cluster, Daemon, Pool, Way, import_small, isolated, name_of, run, wait_until};
+use poolfs_tests::{Cluster, Daemon, Pool, Stepper, Way, compile, import_small, isolated, name_of, run, wait_until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::Write;
@@ -34,6 +34,16 @@ fn a_directory_of_a_cluster_is_used_by_both_paths_and_by_one_pool_after_the_othe
             at.display()
         );
         assert_eq!(one.shell(Way::Library, &script).expect("by the library").trim(), "1\n2");
+        // A cluster without a manager does not say how much room it has.
+        let mut writer = Stepper::start(&one, &compile(folder, "steps", false), Way::Library);
+        let _ = writer.step(&format!("open {}/posted 66", at.display())).expect("opened");
+        for round in 0..500 {
+            assert_eq!(writer.step(&format!("pwrite {} 100 1", round * 100)), Ok(100));
+        }
+        let _ = writer.step(&format!("unlink {}/posted", at.display())).expect("removed");
+        drop(writer);
+        let posted = one.status()["service"]["instances"][0]["posted_requests"].as_u64().expect("counted");
+        assert!(posted > 100, "{posted} requests were posted");
         let seen = one.shell(Way::Fuse, &format!("cd {}; ls | wc -l; cat f50 d/g", at.display()));
         assert_eq!(seen.expect("by FUSE").trim(), "53\n50\n1");
         // The claims of two pools, whatever they call it.

@@ -35,7 +35,7 @@ use poolfs_ipc::area::DATA_BYTES;
 use poolfs_ipc::service::{Acquired, Session};
 use poolfs_ipc::wire::{Reply, Status};
 use poolfs_libservice::types::limits::{BLOCK_SIZE, CACHED_SIZE_MAX};
-use poolfs_libservice::types::{Caller, Errno, NodeId, OpenFlags, Timestamp};
+use poolfs_libservice::types::{Caller, Errno, FileSystemStatistics, NodeId, OpenFlags, Timestamp};
 use poolfs_libservice::{PageBuffer, WrittenAt};
 use poolfs_service_protocol::NotPosted;
 use std::collections::BTreeMap;
@@ -442,12 +442,20 @@ impl Posts {
         if found.has_quotas {
             return Err(NotPosted::Quotas);
         }
-        let free = found.blocks_available.saturating_mul(u64::from(found.block_size));
-        // Half of it: others of the branch take some, too.
-        let room = i64::try_from(free / 2).unwrap_or(i64::MAX).min(ROOM_TRUSTED);
-        self.room.store(room, Ordering::Relaxed);
-        if room >= ROOM_MIN { Ok(()) } else { Err(NotPosted::Room) }
+        self.room.store(room_to_post(&found), Ordering::Relaxed);
+        if room_to_post(&found) >= ROOM_MIN { Ok(()) } else { Err(NotPosted::Room) }
     }
+}
+
+/// How many bytes may be posted, as far as that depends on what a filesystem says of itself.
+fn room_to_post(found: &FileSystemStatistics) -> i64 {
+    // A backend that does not say how large it is: what is written there is accepted by request as well, and may fail later.
+    if found.blocks == 0 {
+        return ROOM_TRUSTED;
+    }
+    let free = found.blocks_available.saturating_mul(u64::from(found.block_size));
+    // Half of it: others of the branch take some, too.
+    i64::try_from(free / 2).unwrap_or(i64::MAX).min(ROOM_TRUSTED)
 }
 
 /// Applies a post, as the request that it is.
