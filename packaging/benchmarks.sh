@@ -80,7 +80,7 @@ about() {
         ;;
     ceph)
         echo "a directory of a CephFS on this machine (one monitor, one OSD with BlueStore, one metadata server, one manager, which share the CPUs with all"
-        echo "clients). Each client has a directory of its own. Library and FUSE: \`mount --dir ceph:/PATH\`, where one pool writes the directory; timed:0s: \`--coherence timed:0s\`,"
+        echo "clients). Each client has a directory of its own. Library and FUSE: \`mount --dir ceph:/PATH\`, where one pool writes the directory; strict: \`--consistency strict\`,"
         echo "where anybody writes it and each use asks the cluster. ceph-fuse: as it is installed, and with \`fuse_disable_pagecache\`. libcephfs: the program calls Ceph's library"
         echo "itself, with the library's cache on. Everything runs in one pool of 4 GiB. Numbers in brackets are ratios of times, also where speeds are shown."
         echo

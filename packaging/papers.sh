@@ -1,6 +1,11 @@
 #!/bin/sh
 # Repeats experiments of papers and writes docs/papers.md: papers.sh [--quick]. Nothing else should run on the machine meanwhile.
 set -eu
+case "$*" in *--only*)
+    echo "papers: the page has all experiments; run poolfs-bench paper danaus --only NAME for one" >&2
+    exit 1
+    ;;
+esac
 cd "$(dirname "$0")/.."
 out=docs/papers.md
 samples=target/papers

@@ -50,8 +50,8 @@ pub enum ServiceError {
     Mount(#[from] MountError),
     /// What programs have written is not on the disk, and would be lost.
     #[error(
-        "what was written to {path} cannot be put on the disk ({cause}), and the mount stays as long as that is so; make room, repair \
-         the disk behind it, or remove the file that is damaged"
+        "what was written to {path} cannot be put on the disk ({cause}), and the mount stays as long as that is so; {}",
+        remedy(cause)
     )]
     NotWritten {
         /// the mount point
@@ -177,6 +177,15 @@ impl ServiceError {
             }
             _ => failure(self.code(), self.to_string()),
         }
+    }
+}
+
+/// What to do about what cannot be stored.
+fn remedy(cause: &Error) -> &'static str {
+    if poolfs_ceph::has_lost_session(cause) {
+        "what waits is lost: unmount it with --force, and mount it again"
+    } else {
+        "make room, repair the disk behind it, or remove the file that is damaged"
     }
 }
 

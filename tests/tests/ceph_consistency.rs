@@ -1,7 +1,7 @@
 //! What a mount sees of what another one does, on whatever host, of a directory at a Ceph cluster: the table of docs/semantics.md, which these
 //! tests read.
 
-use poolfs_tests::{Cluster, Pool, Stepper, Way, compile, isolated_for, name_of};
+use poolfs_tests::{Cluster, Pool, Stepper, Way, compile, hash, isolated_for, name_of};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -50,16 +50,17 @@ fn table() -> Vec<Row> {
 }
 
 /// A program of a pool, in a directory of its mount.
-struct Program {
+struct Program<'a> {
+    pool: &'a Pool,
     way: Way,
     stepper: Stepper,
     at: PathBuf,
 }
 
-impl Program {
-    fn start(pool: &Pool, folder: &Path, way: Way, at: &Path) -> Self {
+impl<'a> Program<'a> {
+    fn start(pool: &'a Pool, folder: &Path, way: Way, at: &Path) -> Self {
         let stepper = Stepper::start(pool, &compile(folder, "steps", way == Way::Fuse), way);
-        Self { way, stepper, at: at.to_path_buf() }
+        Self { pool, way, stepper, at: at.to_path_buf() }
     }
 
     /// A step in which `@` stands for the directory and `#` for the round.
@@ -109,19 +110,15 @@ impl Program {
             "the new name" => self.step("statsize @new#", round),
             "the name" => self.step("statsize @f#", round),
             "a name in the directory" => self.step("statsize @d#/inner", round),
-            "the names in the directory" => Ok(names(&self.at)),
+            "the names in the directory" => {
+                let names = self.pool.shell(self.way, &format!("ls -A {}", self.at.display())).expect("listed");
+                Ok(hash(names.as_bytes()))
+            }
             "content of the file, which it has open" => self.step("pread 0 8192", round),
             "size of the file, which it has open" => self.step("size", round),
             other => panic!("nobody knows how to ask for {other:?}"),
         }
     }
-}
-
-/// A number that is another one when names come or go.
-fn names(at: &Path) -> u64 {
-    let mut names: Vec<_> = fs::read_dir(at).expect("listed").map(|entry| entry.expect("listed").file_name()).collect();
-    names.sort();
-    poolfs_tests::hash(format!("{names:?}").as_bytes())
 }
 
 fn pools(folder: &Path) -> [Pool; 2] {

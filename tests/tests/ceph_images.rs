@@ -6,13 +6,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, Command, Stdio};
 
 /// Bytes of the file that no container reads as a whole.
 const BIG_BYTES: usize = 24 << 20;
 /// Moments at which an import is killed.
-const MOMENTS: u32 = 8;
+const MOMENTS: u64 = 8;
+/// Files of such an import, and their length.
+const FILES: u64 = 200;
+const FILE_BYTES: u64 = 20_000;
 
 /// A cluster, and two hosts that know nothing of each other.
 struct Place<'a> {
@@ -68,6 +70,18 @@ impl<'a> Place<'a> {
         let _ = mounted.unmount().expect("umount");
         names
     }
+}
+
+/// Waits until a command has written so many bytes, or has ended.
+fn wait_for_bytes(child: &mut Child, bytes: u64) {
+    let place = format!("/proc/{}/io", child.id());
+    let written = || {
+        let text = fs::read_to_string(&place).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse::<u64>().ok())
+    };
+    wait_until("a command has written", || {
+        child.try_wait().expect("ours").is_some() || written().is_some_and(|written| written >= bytes)
+    });
 }
 
 /// The names of a host's images.
@@ -245,37 +259,34 @@ fn an_import_to_a_cluster_that_is_killed_leaves_no_image() {
         let place = Place::make(folder);
         let [host, other] = &place.hosts;
         let source = place.root("small", |root| {
-            for number in 0..200 {
-                fs::write(root.join(format!("file{number}")), vec![number as u8; 20_000]).expect("written");
+            for number in 0..FILES {
+                fs::write(root.join(format!("file{number}")), vec![number as u8; FILE_BYTES as usize])
+                    .expect("written");
             }
         });
         let import = place.ceph(&["image", "import", "small", &source, "--to", "ceph:/images"]);
         let add = place.ceph(&["image", "add", "small", "--from", "ceph:/images"]);
-        // The first one makes the directories.
-        let [_, whole] = [(); 2].map(|()| {
-            let begun = Instant::now();
-            let _ = host.poolfs(&import).expect("import");
-            let whole = begun.elapsed();
-            let _ = host.poolfs(&["image", "rm", "small"]).expect("image rm");
-            whole
-        });
+        // How much the command writes, until it is done with all of it.
+        let _ = host.poolfs(&import).expect("import");
+        let _ = host.poolfs(&["image", "rm", "small"]).expect("image rm");
+        let whole = FILES * FILE_BYTES;
         let mut was_killed = 0;
         for moment in 0..MOMENTS {
             let mut command = host.command();
             command.args(&import).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             let mut child = command.spawn().expect("it starts");
-            std::thread::sleep(whole * moment / MOMENTS);
+            wait_for_bytes(&mut child, whole * moment / MOMENTS);
             child.kill().expect("ours");
             let is_done = child.wait().expect("ours").success();
             // Or when it had only to clean up.
             let is_listed = !images(host).is_empty();
-            assert!(is_listed || !is_done, "{moment}/{MOMENTS} of {whole:?}");
+            assert!(is_listed || !is_done, "{moment}/{MOMENTS} of {whole} bytes");
             was_killed += u32::from(!is_listed);
             // Of what it was, another host sees nothing, or the whole. Whoever was killed still has the store until the next command on its host.
             let _ = host.poolfs(&["pool", "ls"]).expect("the next command");
             let added = other.poolfs(&add);
             let is_absent = added.err.contains("has no such image");
-            assert!(added.code == 0 || is_absent, "{moment}/{MOMENTS} of {whole:?}: {added:?}");
+            assert!(added.code == 0 || is_absent, "{moment}/{MOMENTS} of {whole} bytes: {added:?}");
             if added.code == 0 {
                 assert_eq!(run_script(other, "small", &[], "head -c 1 /file199"), "\u{fffd}");
                 let _ = other.poolfs(&["image", "rm", "small"]).expect("image rm");
@@ -300,7 +311,7 @@ fn an_import_to_a_cluster_that_is_killed_leaves_no_image() {
             let mut command = host.command();
             let mut child =
                 command.args(&import).stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
-            std::thread::sleep(whole * moment / MOMENTS);
+            wait_for_bytes(&mut child, whole * moment / MOMENTS);
             let pid = Pid::from_raw(child.id().cast_signed()).expect("a number");
             kill_process(pid, Signal::INT).expect("ours");
             let status = child.wait().expect("ours");
@@ -317,8 +328,16 @@ fn an_import_to_a_cluster_that_is_killed_leaves_no_image() {
             assert_eq!(images(host), [""; 0]);
         }
         assert!(was_ended >= 2, "only {was_ended} were ended");
-        let _ = host.poolfs(&import).expect("the last");
-        let _ = host.poolfs(&["image", "rm", "small"]).expect("image rm");
+        // One that was killed has nothing of what another host imports then.
+        let mut command = host.command();
+        command.args(&import).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("it starts");
+        wait_for_bytes(&mut child, whole / 2);
+        child.kill().expect("ours");
+        assert!(!child.wait().expect("ours").success());
+        let _ = host.poolfs(&["image", "ls"]).expect("the next command");
+        let _ = other.poolfs(&import).expect("the last");
+        let _ = other.poolfs(&["image", "rm", "small"]).expect("image rm");
         for directory in ["layers", "hosts"] {
             assert_eq!(place.stored(directory), [""; 0], "{directory}");
         }

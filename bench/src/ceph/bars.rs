@@ -1,4 +1,4 @@
-//! Tables of medians with the bars that were set for their ratios.
+//! Tables of medians, with the ratios that poolfs aims at (its bars).
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ pub enum Shown {
     Speed(u64),
 }
 
-/// What was set: the times of a cell, in parts of another cell's.
+/// A bar: the times of a cell, in parts of another cell's.
 #[derive(Clone, Copy, Debug)]
 pub struct Bar {
     /// The column of the cell, which is in the bar's own row.
@@ -30,7 +30,7 @@ pub struct Row {
     pub shown: Shown,
     /// A median for each column, nanoseconds; 0 where nothing was measured.
     pub medians: Vec<f64>,
-    /// What was set for it.
+    /// The ratios that poolfs aims at.
     pub bars: Vec<Bar>,
 }
 

@@ -78,8 +78,8 @@ impl Client {
         match self {
             Self::Library(System::Exclusive) => "library",
             Self::Kernel(System::Exclusive) => "FUSE",
-            Self::Library(_) => "library, timed:0s",
-            Self::Kernel(System::Strict) => "FUSE, timed:0s",
+            Self::Library(_) => "library, strict",
+            Self::Kernel(System::Strict) => "FUSE, strict",
             Self::Kernel(System::CephFuse) => "ceph-fuse",
             Self::Kernel(System::CephFuseDirect) => "ceph-fuse, no page cache",
             Self::Libcephfs => "libcephfs",
@@ -129,7 +129,7 @@ impl<'l> Mounted<'l> {
         std::fs::create_dir_all(at)?;
         let mut mounted = Self { laboratory, at: at.to_path_buf(), process: None };
         if matches!(system, System::Exclusive | System::Strict) {
-            let coherence = if system == System::Strict { "timed:0s" } else { "exclusive" };
+            let coherence = if system == System::Strict { "strict" } else { "exclusive" };
             let mut command = laboratory.poolfs();
             command.args(["mount", laboratory.pool()]).arg(at).args(["--coherence", coherence, "--dir"]);
             command.arg(branch(tree)).arg("--ceph-conf").arg(cluster.configuration());
@@ -166,13 +166,17 @@ impl Drop for Mounted<'_> {
     }
 }
 
-/// Unmounts what a process serves, and waits for the process.
+/// Unmounts what a process serves, and waits for the process, which does not outlive a failure.
 pub fn end(at: &Path, process: &mut Child) -> Result<()> {
-    if process.try_wait()?.is_none() {
-        succeed(Command::new("umount").arg(at))?;
-        process.wait()?;
+    if process.try_wait()?.is_some() {
+        return Ok(());
     }
-    Ok(())
+    let unmounted = succeed(Command::new("umount").arg(at));
+    if unmounted.is_err() {
+        process.kill()?;
+    }
+    process.wait()?;
+    unmounted.map(drop)
 }
 
 /// Says what went wrong while something was cleaned up.

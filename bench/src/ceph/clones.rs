@@ -140,8 +140,11 @@ impl<'l> Clones<'l> {
 fn serve(mut command: Command, at: &Path) -> Result<Child> {
     let device = fs::metadata(at)?.dev();
     let mut process = command.arg(at).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-    wait_for("the union's program", &mut process, || Ok(fs::metadata(at)?.dev() != device))?;
-    Ok(process)
+    let mounted = wait_for("the union's program", &mut process, || Ok(fs::metadata(at)?.dev() != device));
+    if mounted.is_err() {
+        clean(&end(at, &mut process));
+    }
+    mounted.map(|_| process)
 }
 
 impl Drop for Clones<'_> {

@@ -107,9 +107,10 @@ fn machine(site: &Site) -> Result<String> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let rounds = site.sizes.rounds;
     Ok(format!(
-        "{} CPUs ({model}), Linux {}; a Ceph cluster on the same machine (one monitor, one OSD with BlueStore in memory, one metadata server, one manager); \
+        "{} CPUs ({model}), Linux {}; a Ceph cluster on the same machine (one monitor, one OSD with BlueStore in memory, one metadata server{}); \
          medians of {rounds} rounds, each of which runs every system once, in turn",
         models.len(),
-        kernel.trim()
+        kernel.trim(),
+        if is_installed("ceph-mgr") { ", one manager" } else { "" }
     ))
 }

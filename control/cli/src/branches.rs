@@ -8,7 +8,7 @@ use crate::places::{self, Found, Relation, Whereabouts};
 use crate::record::{InstanceRecord, PoolRecord};
 use crate::service;
 use crate::text::{complain, pasted, size};
-use poolfs_service_protocol::{Branch, CephAccess, Coherence, StackSpec};
+use poolfs_service_protocol::{Branch, CephAccess, Coherence, Place, StackSpec};
 use rustix::fs::XattrFlags;
 use std::path::Path;
 
@@ -191,6 +191,9 @@ pub fn refuse_conflicts(context: &Context, own: &PoolRecord, wanted: &InstanceRe
                 (Use::Upper, Use::Upper) => "unmount that first, or use another --upper",
                 (Use::Alone, Use::Lower) | (Use::Lower, Use::Alone) if !is_own => {
                     "unmount that first, or mount the directory with --shared if nobody writes there"
+                }
+                (Use::Alone | Use::Shared, Use::Alone | Use::Shared) if !is_own && !Place::of(path).is_directory() => {
+                    "mount both in one pool, or both with --consistency close-to-open or strict"
                 }
                 (Use::Alone | Use::Shared, Use::Alone | Use::Shared) if !is_own => {
                     "mount both in one pool, or both with --shared: then what one writes, the other may not see for long, or \

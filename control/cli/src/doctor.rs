@@ -111,7 +111,17 @@ fn probe(context: &Context, directory: Option<&Path>, ceph: &CephArguments) -> R
     let spec = ProbeSpec { directory: directory.clone(), ceph: access.unwrap_or_default() };
     let answer = match context.service_program().map(|program| probe_by(&program, &spec)) {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => ProbeAnswer { library: Err(error.to_string()), directory: None },
+        Ok(Err(error)) => {
+            let remedy = "use the poolfs and the poolfs-service of one build";
+            let failed = judged(
+                "Ceph's library",
+                Verdict::Broken,
+                error.to_string(),
+                "whether it can be used is not known",
+                remedy,
+            );
+            return Ok(vec![failed]);
+        }
         // It is found missing elsewhere.
         Err(_) => return Ok(Vec::new()),
     };

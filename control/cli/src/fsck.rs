@@ -63,7 +63,9 @@ fn check(context: &Context, upper: &Path, lowers: &[PathBuf], repair: bool, ceph
             }
             CheckLine::Summary(done) => summary = Some(done),
             CheckLine::Failed { code, message } => {
+                let (message, told) = message.rsplit_once("; ").unwrap_or((&message, ""));
                 let remedy = match code {
+                    _ if !told.is_empty() => told,
                     FailureCode::InUse => "unmount it first: a branch that is mounted cannot be checked",
                     FailureCode::NoSpace => "make room on its disk for what is repaired",
                     _ => "correct that, and check again",

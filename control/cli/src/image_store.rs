@@ -46,7 +46,7 @@ pub fn of_union(local: &ImageStore, union: &MountSpec) -> Result<Option<ClusterS
 /// The store that an option names.
 pub fn named(context: &Context, option: &str, name: &Path, arguments: &ceph::CephArguments) -> Result<ClusterStore> {
     if Place::of(name).is_directory() {
-        let remedy = "name a directory of a CephFS as ceph:/PATH; without --to the images of this host are in its --state directory";
+        let remedy = "name a directory of a CephFS as ceph:/PATH; images of this host are in its --state directory, and need no such option";
         return Err(Failure::usage(format!("{option} {}", name.display()), "it is no directory of a cluster", remedy));
     }
     let directory = mount::branch(context, name)?;
@@ -93,7 +93,7 @@ fn with_mounted<T>(
     let instance = mounted.as_ref().ok().map(|(instance, _)| instance.clone());
     let result = mounted.and_then(|(instance, place)| act(&settled(context, &pool, &instance, &place, open(&place)?)?));
     let ended = end(context, &pool, instance.as_deref(), result.is_ok());
-    // Where it was mounted says nothing to anybody.
+    // Messages name the directory at the cluster, not the place where this command has mounted it.
     let place = mount_point(context, &pool)?;
     match (result, ended) {
         // What was done is durable.
@@ -128,7 +128,7 @@ fn mount_store(context: &Context, pool: &str, own: ProcessRecord, at: &ClusterSt
             Err(_) if !wait.is_over() && !signals::end_came() => std::thread::sleep(TURN_PAUSE),
             Err(failure) => {
                 let remedy = "wait until whoever has it has ended, as another `poolfs image import`, here or on another host (--wait waits longer). What one \
-                              that was killed has left, the next poolfs command on its host ends, as `poolfs pool ls`";
+                              that was killed has left, the next `poolfs image`, `mount` or `run` on its host ends";
                 return Err(failure.of(at.directory.display().to_string()).with_remedy(remedy));
             }
         }
@@ -153,7 +153,7 @@ fn settled(context: &Context, pool: &str, instance: &str, place: &Path, store: I
 
 /// End what was mounted, and its pool.
 fn end(context: &Context, name: &str, instance: Option<&str>, is_good: bool) -> Result<()> {
-    // Who has asked the command to end has been heard: it cleans up now.
+    // A signal that asked this command to end has had its effect: cleaning up has time of its own.
     context.begin_anew();
     // What a failed command has left unwritten is nothing that anybody waits for.
     let ending = if is_good { UnmountMode::Detached } else { UnmountMode::Forced };

@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::failure::{Code, Failure, Result};
 use crate::image_store::{self, with_new_store, with_store};
 use crate::signals::Signals;
-use crate::text::{age, count, print, print_json, print_table, size, table};
+use crate::text::{age, count, plain, print, print_json, print_table, size, table};
 use indicatif::{ProgressBar, ProgressStyle};
 use poolfs_image::{
     ClusterStore, Digest, Holder, ImageError, ImageRecord, ImageStore, Limits, Progress, Removed, StoreLock,
@@ -51,7 +51,7 @@ fn import_to(context: &Context, name: &str, source: &str, at: ClusterStore, bar:
     with_new_store(context, &at, |store| {
         refuse_known_at(store, name, &at)?;
         // Before the image is: then nobody finds it without a host that has it.
-        store.hold(name, &holder)?;
+        store.hold_new(name, &holder)?;
         let image = store.import(name, source, &Limits::default(), bar).inspect_err(|_| {
             // The first error is the one to report; of an image that is not there nobody looks at its hosts.
             let _ = store.release(name, &holder.id);
@@ -244,7 +244,7 @@ fn refuse_used(image: &ImageRecord, containers: &[ContainerRecord]) -> Result<()
 }
 
 fn told_removed(context: &Context, name: &str, at: &ClusterStore, others: &[Holder], removed: Removed) -> Result<()> {
-    let others: Vec<&str> = others.iter().map(|holder| holder.description.as_str()).collect();
+    let others: Vec<String> = others.iter().map(|holder| plain(&holder.description)).collect();
     if context.json {
         let layers = removed.layers;
         let told = serde_json::json!({"image": name, "layers_removed": layers, "at": at.directory, "hosts": others});

@@ -148,7 +148,10 @@ fn dispatch(arguments: Arguments) -> Result<u8> {
     let context = &context;
     match arguments.command {
         Command::Pool(command) => pool_command(context, command)?,
-        Command::Image(command) => image_command(context, command)?,
+        Command::Image(command) => {
+            pool::sweep(context);
+            image_command(context, command)?;
+        }
         Command::Mount(arguments) => {
             pool::sweep(context);
             mount::mount(context, arguments)?;

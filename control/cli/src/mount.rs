@@ -12,8 +12,8 @@ use crate::{branches, ceph, memory, pool, service, signals, waiting};
 use poolfs_host::{MountEntry, mount_table, pool_mounts};
 use poolfs_local::PrivateMount;
 use poolfs_service_protocol::{
-    CONTAINER_SOCKETS, CephAccess, Command, IdMap, LOWERS_MAX, MountSpec, Place, StackSpec, Storage, Timeout,
-    Transport, UnmountMode, ceph_name,
+    CEPH_PREFIX, CONTAINER_SOCKETS, CephAccess, Command, IdMap, LOWERS_MAX, MountSpec, Place, StackSpec, Storage,
+    Timeout, Transport, UnmountMode, ceph_name,
 };
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -466,6 +466,10 @@ fn lower_branch(context: &Context, path: &Path) -> Result<PathBuf> {
 /// What a branch is called: the path of a directory that is there, or a name at a cluster.
 pub fn branch(context: &Context, name: &Path) -> Result<PathBuf> {
     let path = match Place::of(name) {
+        Place::Directory(path) if path.as_os_str().as_encoded_bytes().starts_with(CEPH_PREFIX.as_bytes()) => {
+            return directory(context, path)
+                .map_err(|failure| failure.with_remedy("write a directory of a cluster as ceph:/PATH"));
+        }
         Place::Directory(path) => return directory(context, path),
         Place::Ceph(path) => path,
     };

@@ -126,7 +126,7 @@ fn commit_union(context: &Context, pool: &str, place: &str, union: &MountSpec, n
         let there = |lower: &PathBuf| lower.strip_prefix(&at.directory).map(|layer| store.path().join(layer));
         let lowest_first = lowest_first.iter().filter_map(|lower| there(lower).ok()).collect::<Vec<_>>();
         images::refuse_known_at(store, name, &at)?;
-        store.hold(name, &holder)?;
+        store.hold_new(name, &holder)?;
         let adopt = |image| Ok(local.adopt(image, at.clone())?);
         let made = commit_to(context, pool, union, (store, name, &source), &lowest_first, &mut bar, adopt);
         // The first error is the one to report.

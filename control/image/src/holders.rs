@@ -1,10 +1,11 @@
 //! The hosts that have an image of a store at a cluster: `hosts/NAME/HOST`, a file for each.
 //!
 //! A store at a cluster is used by hosts that know nothing of each other's containers. An image stays there as long as a host has it. Callers
-//! hold the store's lock.
+//! hold the lock of the store that has the image.
 
 use crate::record::check_name;
 use crate::{ImageError, ImageStore, Result};
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 const HOLDERS_NAME: &str = "hosts";
 /// The file of a state directory that has its id.
 const ID_NAME: &str = ".host-id";
+/// Most hosts of one image that are looked at.
+const HOLDERS_MAX: usize = 10_000;
 /// Most bytes that are read of such files.
 const FILE_BYTES_MAX: u64 = 4096;
 
@@ -29,16 +32,28 @@ impl ImageStore {
     /// The id by which stores at clusters know this state directory. It is made when it is first asked for, and lasting.
     pub fn host_id(&self) -> Result<String> {
         let path = self.images().join(ID_NAME);
-        match read(&path)? {
-            Some(id) if check_name(id.trim()).is_ok() => return Ok(id.trim().to_owned()),
-            _ => {}
+        let known = || -> Result<Option<String>> {
+            let Some(id) = read(&path)? else { return Ok(None) };
+            let id = id.trim().to_owned();
+            check_name(&id)?;
+            Ok(Some(id))
+        };
+        if let Some(id) = known()? {
+            return Ok(id);
         }
         let source = Path::new("/proc/sys/kernel/random/uuid");
-        let id =
-            read(source)?.ok_or_else(|| ImageError::io("read", source, std::io::Error::from(ErrorKind::NotFound)))?;
-        write(self.images(), &path, id.trim())?;
-        // Of two that make it at once the last one counts, for both.
-        Ok(read(&path)?.unwrap_or(id).trim().to_owned())
+        let absent = |path: &Path| ImageError::io("read", path, std::io::Error::from(ErrorKind::NotFound));
+        let id = read(source)?.ok_or_else(|| absent(source))?;
+        // Of two that make it at once, the first one's counts.
+        write(self.images(), &path, id.trim(), Replaces::Nothing)?;
+        known()?.ok_or_else(|| absent(&path))
+    }
+
+    /// Note that a host is about to make the image `name`, which is not there. Whoever was noted for it before was killed while making it.
+    pub fn hold_new(&self, name: &str, holder: &Holder) -> Result<()> {
+        check_name(name)?;
+        self.forget_all(name)?;
+        self.hold(name, holder)
     }
 
     /// Note that a host has the image `name`.
@@ -47,7 +62,7 @@ impl ImageStore {
         check_name(&holder.id)?;
         let directory = self.holders_of(name);
         std::fs::create_dir_all(&directory).map_err(|source| ImageError::io("make", &directory, source))?;
-        write(&directory, &directory.join(&holder.id), &holder.description)
+        write(&directory, &directory.join(&holder.id), &holder.description, Replaces::Anything)
     }
 
     /// Note that a host does not have the image any more; one that had not is fine.
@@ -59,9 +74,16 @@ impl ImageStore {
             Err(source) if source.kind() != ErrorKind::NotFound => return Err(ImageError::io("remove", &path, source)),
             _ => {}
         }
-        // It goes with the last of them.
-        let _ = std::fs::remove_dir(self.holders_of(name));
-        Ok(())
+        // It goes with the last of them, and with what a killed command left in it.
+        if self.holders(name)?.is_empty() { self.forget_all(name) } else { Ok(()) }
+    }
+
+    fn forget_all(&self, name: &str) -> Result<()> {
+        let directory = self.holders_of(name);
+        match std::fs::remove_dir_all(&directory) {
+            Err(source) if source.kind() != ErrorKind::NotFound => Err(ImageError::io("remove", &directory, source)),
+            _ => Ok(()),
+        }
     }
 
     /// The hosts that have the image.
@@ -74,7 +96,7 @@ impl ImageStore {
             other => other.map_err(failed)?,
         };
         let mut holders = Vec::new();
-        for entry in listed {
+        for entry in listed.take(HOLDERS_MAX) {
             let entry = entry.map_err(failed)?;
             let id = entry.file_name().to_string_lossy().into_owned();
             if check_name(&id).is_ok() {
@@ -91,23 +113,47 @@ impl ImageStore {
     }
 }
 
+/// The text of a file, which others may have written; what is no regular file has none, and is not waited for.
 fn read(path: &Path) -> Result<Option<String>> {
-    let mut text = String::new();
-    match File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text)) {
-        Ok(_) => Ok(Some(text)),
+    let mut bytes = Vec::new();
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
+    let found = open.map_err(std::io::Error::from).and_then(|file| {
+        if file.metadata()?.is_file() {
+            file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+        }
+        Ok(())
+    });
+    match found {
+        Ok(()) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ImageError::io("read", path, source)),
     }
 }
 
+/// What a file may take the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replaces {
+    Anything,
+    /// One that is there already stays.
+    Nothing,
+}
+
 /// Write a small file as a whole, or not at all.
-fn write(directory: &Path, path: &Path, text: &str) -> Result<()> {
+fn write(directory: &Path, path: &Path, text: &str, replaces: Replaces) -> Result<()> {
     let failed = |source: std::io::Error| ImageError::io("write", path, source);
     // What begins with a dot is nobody's id.
     let mut file =
         tempfile::Builder::new().prefix(crate::store::RECORD_PREFIX).tempfile_in(directory).map_err(failed)?;
     file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
+    let persisted = match replaces {
+        Replaces::Anything => file.persist(path).map(drop),
+        Replaces::Nothing => file.persist_noclobber(path).map(drop),
+    };
+    match persisted {
+        Err(error) if replaces == Replaces::Nothing && error.error.kind() == ErrorKind::AlreadyExists => {}
+        other => other.map_err(|error| failed(error.error))?,
+    }
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
@@ -132,6 +178,14 @@ mod tests {
         assert_eq!(store.holders("debian:12").expect("one"), [holder("b")]);
         store.release("debian:12", "b").expect("released");
         assert!(!place.path().join("hosts/debian:12").exists());
+        // Of one that was killed, and of a note that it had begun to write.
+        store.hold("debian:12", &holder("killed")).expect("held");
+        std::fs::write(place.path().join("hosts/debian:12/.tmp-x"), "").expect("written");
+        store.hold_new("debian:12", &holder("b")).expect("held");
+        assert_eq!(store.holders("debian:12").expect("one"), [holder("b")]);
+        std::fs::write(place.path().join("hosts/debian:12/.tmp-x"), "").expect("written");
+        store.release("debian:12", "b").expect("released");
+        assert!(!place.path().join("hosts/debian:12").exists());
         assert!(store.hold("../x", &holder("a")).is_err() && store.hold("x", &holder("../a")).is_err());
     }
 
@@ -139,7 +193,12 @@ mod tests {
     fn a_state_directory_keeps_its_id() {
         let place = tempfile::tempdir().expect("a directory");
         let id = |name: &str| ImageStore::open(&place.path().join(name)).expect("opened").host_id().expect("an id");
-        let first = id("one");
+        let first = std::thread::scope(|scope| {
+            let made = [(); 4].map(|()| scope.spawn(|| id("one")));
+            let made = made.map(|one| one.join().expect("an id"));
+            assert!(made.iter().all(|one| *one == made[0]), "{made:?}");
+            made[0].clone()
+        });
         assert_eq!(id("one"), first);
         assert_ne!(id("two"), first);
     }

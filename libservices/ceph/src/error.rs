@@ -59,7 +59,8 @@ fn place(file: Option<&PathBuf>) -> String {
 fn remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::ENOENT => {
-            "there is no such directory or filesystem, or no key of that user; make it, or name another with --ceph-fs or --ceph-keyring"
+            "there is no such directory or filesystem, or no key of that user; make the directory (mount ceph:/, and mkdir), or name what there is with \
+             --ceph-fs, --ceph-user and --ceph-keyring"
         }
         Errno::EACCES | Errno::EPERM => {
             "the user may not; give it the right (ceph fs authorize), or name its key with --ceph-keyring"
@@ -80,8 +81,15 @@ pub(crate) fn is_over(errno: Errno) -> bool {
 
 /// What is answered from there on.
 pub(crate) fn over(doing: &'static str) -> Error {
-    let message = format!("CephFS, {doing}: the cluster has closed this client's session; unmount and mount again");
-    Error::new(Errno::EIO, message)
+    Error::new(Errno::EIO, format!("CephFS, {doing}: {LOST_SESSION}; unmount and mount again"))
+}
+
+const LOST_SESSION: &str = "the cluster has closed this client's session";
+
+/// Whether an error says that the cluster has ended a client's session: nothing that the client has accepted and not stored can be stored any more.
+#[must_use]
+pub fn has_lost_session(error: &Error) -> bool {
+    error.message().is_some_and(|message| message.contains(LOST_SESSION))
 }
 
 /// The number of what libcephfs answered while `doing`, with words where an operator has to act on it.
@@ -104,6 +112,7 @@ mod tests {
         let lost = backend("writing", Errno::from_raw(108));
         assert_eq!(lost.errno(), Errno::EIO);
         assert!(lost.message().is_some_and(|text| text.contains("writing") && text.contains("session")), "{lost}");
+        assert!(has_lost_session(&lost) && !has_lost_session(&backend("x", Errno::EIO)));
         assert_eq!(backend("x", Errno::ENOTEMPTY).message(), None);
     }
 }

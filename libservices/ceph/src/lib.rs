@@ -51,6 +51,6 @@ mod xattrs;
 
 pub use claim::{Claim, ClaimKind};
 pub use client::library_version;
-pub use error::MountError;
+pub use error::{MountError, has_lost_session};
 pub use layer::Ceph;
 pub use source::{KEPT_BYTES, Source};

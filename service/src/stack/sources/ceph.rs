@@ -5,6 +5,8 @@ use super::{Backend, BranchId, Claim, ClaimKind, ENDING_PAUSE, Lineage, Source, 
 use crate::outside::{Deed, outside_later};
 use crate::sync::lock;
 use poolfs_ceph::{Ceph, KEPT_BYTES, MountError, Source as Tree};
+use poolfs_libservice::Libservice;
+use poolfs_libservice::types::{Caller, FileSystemStatistics, NodeId};
 use poolfs_local::Descriptors;
 use poolfs_service_protocol::{CephAccess, Layer};
 use std::path::{Path, PathBuf};
@@ -55,6 +57,13 @@ impl CephDirectory {
         Ok(Arc::clone(mounted.insert(made)))
     }
 
+    /// What it has room for.
+    pub(crate) fn space(&self) -> Result<FileSystemStatistics, StackError> {
+        let mounted = self.mounted()?;
+        let space = self.answered("looked at", move || mounted.statfs(&Caller::ROOT, NodeId::ROOT))?;
+        space.map_err(|error| self.failed(with_causes(&error)))
+    }
+
     fn failed(&self, cause: String) -> StackError {
         StackError::Branch { path: self.name.clone(), cause }
     }
@@ -68,8 +77,8 @@ impl CephDirectory {
         let (done, answer) = channel();
         let Some(unanswered) = Unanswered::new(&UNANSWERED) else {
             return Err(self.failed(format!(
-                "{UNANSWERED_MAX} calls of this pool's service wait for clusters that do not answer; look whether a metadata server is active (ceph \
-                 fs status)"
+                "{UNANSWERED_MAX} calls of this pool's service wait for clusters that do not answer; look whether their monitors, metadata \
+                 servers and OSDs work (ceph -s)"
             )));
         };
         let made = outside_later(Deed::Cluster, move || {
@@ -80,7 +89,7 @@ impl CephDirectory {
         answer.recv_timeout(ANSWER_WAIT).map_err(|_| {
             let seconds = ANSWER_WAIT.as_secs();
             self.failed(format!(
-                "its cluster did not let it be {doing} in {seconds} s; look whether a metadata server is active (ceph fs status)"
+                "its cluster did not let it be {doing} in {seconds} s; look whether its monitors, metadata servers and OSDs work (ceph -s)"
             ))
         })
     }
