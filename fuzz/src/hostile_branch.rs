@@ -102,6 +102,7 @@ impl Run<'_> {
             lowers: self.lowers(),
             repair,
             socket_directory: self.ground.run(),
+            ceph: None,
         };
         let mut told = |finding: poolfs_service_protocol::CheckFinding| {
             assert!(!contains(finding.cause.as_bytes()), "told of what is no branch's: {finding:?}");
