@@ -181,8 +181,9 @@ pub fn remove(context: &Context, name: &str, force: bool) -> Result<()> {
                     let cause = "another command has changed it meanwhile";
                     return Err(Failure::in_use(format!("image {name}"), cause, "try again"));
                 }
-                there.release(name, &own)?;
+                // In this order: if this is killed in between, the cluster keeps too much, and no layer that this host may use.
                 store.forget(&lock, name)?;
+                there.release(name, &own)?;
                 // Nobody makes containers of it here any more; of other images they are made while its layers go.
                 drop(lock);
                 let others = there.holders(name)?;

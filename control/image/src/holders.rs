@@ -8,6 +8,7 @@ use crate::{ImageError, ImageStore, Result};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What the directory is called in a store.
@@ -29,23 +30,31 @@ pub struct Holder {
 }
 
 impl ImageStore {
-    /// The id by which stores at clusters know this state directory. It is made when it is first asked for, and lasting.
+    /// The id by which stores at clusters know this state directory. It is made when it is first asked for, and lasting. A copy of the directory,
+    /// here or on another host, gets one of its own: it is not to give up what the first one has.
     pub fn host_id(&self) -> Result<String> {
         let path = self.images().join(ID_NAME);
+        let failed = |source| ImageError::io("look at", self.images(), source);
+        let inode = std::fs::metadata(self.images()).map_err(failed)?.ino();
+        let machine = read(Path::new("/etc/machine-id"))?.unwrap_or_default();
+        let place = format!("-{inode:x}-{}", machine.trim());
         let known = || -> Result<Option<String>> {
             let Some(id) = read(&path)? else { return Ok(None) };
             let id = id.trim().to_owned();
             check_name(&id)?;
             Ok(Some(id))
         };
-        if let Some(id) = known()? {
+        let is_own = |id: &String| id.ends_with(&place);
+        let before = known()?;
+        if let Some(id) = before.clone().filter(is_own) {
             return Ok(id);
         }
         let source = Path::new("/proc/sys/kernel/random/uuid");
         let absent = |path: &Path| ImageError::io("read", path, std::io::Error::from(ErrorKind::NotFound));
         let id = read(source)?.ok_or_else(|| absent(source))?;
         // Of two that make it at once, the first one's counts.
-        write(self.images(), &path, id.trim(), Replaces::Nothing)?;
+        let replaces = if before.is_some() { Replaces::Anything } else { Replaces::Nothing };
+        write(self.images(), &path, &format!("{}{place}", id.trim()), replaces)?;
         known()?.ok_or_else(|| absent(&path))
     }
 
@@ -201,5 +210,11 @@ mod tests {
         });
         assert_eq!(id("one"), first);
         assert_ne!(id("two"), first);
+        // Whoever has a copy is another one.
+        let file = |name: &str| place.path().join(name).join("images").join(ID_NAME);
+        let _ = std::fs::copy(file("one"), file("two")).expect("copied");
+        assert_ne!(id("two"), first);
+        assert_eq!(id("two"), id("two"));
+        assert_eq!(id("one"), first);
     }
 }

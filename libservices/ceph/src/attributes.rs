@@ -150,6 +150,10 @@ impl Ceph {
             node.inode.set_attributes(&mut found, 0).map_err(fault)?;
             found = node.inode.attributes().map_err(fault)?;
         }
+        if self.is_shared {
+            // As for changes of names; it is changed, whatever comes of this.
+            let _ = node.inode.sync();
+        }
         Ok(seen::of(&found)?.attributes)
     }
 

@@ -5,7 +5,8 @@ use crate::functions::{
     Callbacks, Functions, RECLAIM_RESET, RawDirectory, RawFile, RawInode, RawMount, RawUser, STATX_WANTED, Statx,
     functions,
 };
-use crate::source::{KEPT_BYTES, Source};
+use crate::settings::{KEEPING, SETTINGS};
+use crate::source::Source;
 use libc::{c_char, c_int, c_short, c_void, mode_t};
 use poolfs_types::{Caller, Errno};
 use std::cell::Cell;
@@ -18,34 +19,6 @@ use std::sync::Arc;
 
 /// What one call answers.
 pub(crate) type Answer<T> = Result<T, Errno>;
-
-/// How libcephfs is set up. Failed answers of the cluster end in an error and never in the process.
-const SETTINGS: &[(&str, &str)] = &[
-    // The service has checked: one of the two is for each version's way to say that.
-    ("fuse_default_permissions", "true"),
-    ("client_permissions", "false"),
-    ("client_acl_type", "posix_acl"),
-    // A directory's size counts its names, and not all bytes below it.
-    ("client_dirsize_rbytes", "false"),
-    ("client_die_on_failed_dentry_invalidate", "false"),
-    ("client_die_on_failed_remount", "false"),
-    // No name is kept in memory for longer than somebody holds what it stands for, and so no directory counts as known with all its names: after a
-    // rename over one of several links of a file, libcephfs 16.2 lists the directory of another link without that for good, and finds it no more.
-    ("client_cache_size", "0"),
-    ("client_mount_timeout", "30"),
-    // Nobody commands the process by a socket of the library.
-    ("admin_socket", ""),
-    // It would write where the process does.
-    ("log_to_stderr", "false"),
-    ("err_to_stderr", "false"),
-];
-
-/// What a mount keeps of content that it keeps, as libcephfs counts it: most of all, most that is not written yet, and when it begins to write.
-const KEEPING: &[(&str, u64)] = &[
-    ("client_oc_size", KEPT_BYTES),
-    ("client_oc_max_dirty", KEPT_BYTES / 2),
-    ("client_oc_target_dirty", KEPT_BYTES / 4),
-];
 
 /// Linux's number; nothing else here knows it.
 const ENOTRECOVERABLE: Errno = Errno::from_raw(libc::ENOTRECOVERABLE);
@@ -517,19 +490,41 @@ impl Inode {
     }
 }
 
+/// A byte that no file has: where it begins, and how long it is.
+const BEHIND_FILES: (i64, i64) = (i64::MAX - 1, 1);
+
+/// That others who ask for it do not have the place behind a file's end.
+pub(crate) struct LockedEnd<'a>(&'a OpenFile);
+
+impl Drop for LockedEnd<'_> {
+    fn drop(&mut self) {
+        // Where the cluster does not answer that, it goes with the open file.
+        let _ = self.0.set_lock(libc::F_UNLCK, BEHIND_FILES, false);
+    }
+}
+
 impl OpenFile {
     /// Locks all of it against other clients, and other openings: as POSIX locks do that nobody waits for. The lock goes when it is closed.
     pub fn lock(&self, alone: bool) -> Answer<()> {
+        self.set_lock(if alone { libc::F_WRLCK } else { libc::F_RDLCK }, (0, 0), false)
+    }
+
+    /// Keeps others who ask for this from the place behind the last that any file has, until it is dropped; waits for whoever has it.
+    pub fn lock_end(&self) -> Answer<LockedEnd<'_>> {
+        self.set_lock(libc::F_WRLCK, BEHIND_FILES, true).map(|()| LockedEnd(self))
+    }
+
+    fn set_lock(&self, kind: c_int, (start, length): (i64, i64), waits: bool) -> Answer<()> {
         let client = &self.client;
-        let kind = if alone { libc::F_WRLCK } else { libc::F_RDLCK };
-        // SAFETY: all of it zero is a value of each of its fields: the whole file, from its beginning.
+        // SAFETY: all of it zero is a value of each of its fields.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = c_short::try_from(kind).map_err(|_| Errno::EINVAL)?;
+        (lock.l_start, lock.l_len) = (start, length);
+        let (set, file) = (client.functions.ceph_ll_setlk, self.raw.as_ptr());
         // No two that are open have the same address, so each is an owner of its own.
-        let owner = self.raw.as_ptr() as u64;
+        let owner = file as u64;
         // SAFETY: the file is open, and the lock is read within the call.
-        let set = unsafe { (client.functions.ceph_ll_setlk)(client.raw(), self.raw.as_ptr(), &raw mut lock, owner, 0) };
-        check(set).map(drop)
+        check(unsafe { set(client.raw(), file, &raw mut lock, owner, c_int::from(waits)) }).map(drop)
     }
 
     pub fn read(&self, offset: i64, buffer: &mut [u8]) -> Answer<usize> {

@@ -84,6 +84,8 @@ impl Ceph {
         let (count, offset) = if is_append || has_set_id_bits(&attributes()?) {
             drop(shared);
             let _alone = node.changing.write().unwrap_or_else(PoisonError::into_inner);
+            // The end stays where it is until this is written there, for whoever uses this layer.
+            let _end = (is_append && self.is_shared).then(|| file.open.lock_end().map_err(fault)).transpose()?;
             let before = attributes()?;
             let offset = if is_append { before.size } else { offset };
             let count = write(offset)?;

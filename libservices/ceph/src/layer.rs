@@ -27,6 +27,8 @@ pub struct Ceph {
     pub(crate) known_names: RwLock<()>,
     client: Arc<Client>,
     read_only: bool,
+    /// Other clients change the tree meanwhile, by this layer.
+    pub(crate) is_shared: bool,
     /// From here on nothing is made durable.
     is_discarded: AtomicBool,
     /// The cluster has ended the session. What was accepted then may be lost, and libcephfs, which has thrown it away, answers success to
@@ -57,6 +59,7 @@ impl Ceph {
             known_names,
             client,
             read_only: source.read_only,
+            is_shared: source.keeps_content,
             is_discarded,
             is_over,
         }))

@@ -28,8 +28,8 @@
 //! # What CephFS lacks
 //!
 //! Files without a name, `EXCHANGE` and `WHITEOUT` of a rename, holes that `seek` would find, and room that is reserved (`fallocate` without a
-//! mode). `NO_REPLACE` holds against others who use this layer, and not against other clients of the cluster. An append of one layer goes to
-//! the end that it has seen.
+//! mode). `NO_REPLACE` holds against others who use this layer, and not against other clients of the cluster. An append goes to
+//! the end that is there, against others who use this layer with [`Source::keeps_content`]; among others to the end that it has seen.
 
 #![deny(unsafe_code)]
 
@@ -46,6 +46,7 @@ mod layer;
 mod names;
 mod nodes;
 mod seen;
+mod settings;
 mod source;
 mod xattrs;
 

@@ -42,11 +42,20 @@ impl Ceph {
 
     /// Makes a change of names in these directories, and sees to it that their times of modification are new ones: where somebody has set such a
     /// time back, this client keeps it while it alone has the directory.
-    fn changing<T>(parents: &[&Node], change: impl FnOnce() -> Result<T>) -> Result<T> {
+    ///
+    /// Where others change the tree, the change is stored before anybody asks for these directories again: until it is, whoever asks waits for
+    /// the metadata server, which stores every five seconds by itself.
+    fn changing<T>(&self, parents: &[&Node], change: impl FnOnce() -> Result<T>) -> Result<T> {
         let modified =
             |node: &Node| node.inode.attributes().map(|found| (found.modified.tv_sec, found.modified.tv_nsec));
         let before: Vec<_> = parents.iter().map(|parent| modified(parent)).collect();
         let done = change()?;
+        if self.is_shared {
+            for parent in parents {
+                // The names are changed, whatever comes of it.
+                let _ = parent.inode.sync();
+            }
+        }
         for (parent, before) in parents.iter().zip(before) {
             if before.is_ok() && modified(parent) == before {
                 // The names are changed, whatever comes of it.
@@ -98,7 +107,7 @@ impl Ceph {
         let parent = self.making_in(parent, name)?;
         let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let making = || make(&parent.inode).map_err(|errno| self.fault("making a name", errno));
-        let made = Self::changing(&[&parent], making)?;
+        let made = self.changing(&[&parent], making)?;
         self.settle(made, caller, permissions)
     }
 
@@ -119,11 +128,15 @@ impl Ceph {
             let mode = FileType::Regular.mode_bits() | permissions & 0o777;
             let create = || parent.inode.create(caller, name.as_bytes(), mode, how);
             let making = || create().map_err(|errno| self.fault("creating a file", errno));
-            let (inode, found, file) = Self::changing(&[&parent], making)?;
+            let (inode, found, file) = self.changing(&[&parent], making)?;
             open = file;
             entry = self.settle((inode, found), caller, permissions)?;
         }
         let node = self.nodes.get(entry.node)?;
+        if self.is_shared {
+            // Whoever looks the name up waits for this, too.
+            let _ = node.inode.sync();
+        }
         let opened = self.add_handle(Handle::File(File { node, flags, open }));
         opened.map(|handle| (entry, handle)).inspect_err(|_| self.nodes.forget(entry.node, 1))
     }
@@ -182,7 +195,7 @@ impl Ceph {
                 let exists = parent.inode.lookup(name.as_bytes()).is_ok();
                 return fail(if exists { Errno::EEXIST } else { refusal });
             }
-            Self::changing(&[&parent], || node.inode.link(&parent.inode, name.as_bytes()).map_err(fault))?;
+            self.changing(&[&parent], || node.inode.link(&parent.inode, name.as_bytes()).map_err(fault))?;
         }
         if !self.nodes.acquire_again(id) {
             return fail(Errno::ESTALE);
@@ -203,7 +216,7 @@ impl Ceph {
             _ => {}
         }
         let remove = if is_directory { Inode::remove_directory } else { Inode::unlink };
-        Self::changing(&[&parent], || remove(&parent.inode, name.as_bytes()).map_err(fault))
+        self.changing(&[&parent], || remove(&parent.inode, name.as_bytes()).map_err(fault))
     }
 
     /// Renames. Nobody who uses this layer makes a name between looking for it and a rename that must not replace one.
@@ -251,7 +264,7 @@ impl Ceph {
             renamed => renamed.map_err(fault),
         };
         let Some(replaced) = other_names else {
-            Self::changing(&[&from, &to], rename)?;
+            self.changing(&[&from, &to], rename)?;
             if is_directory(&found)? && !Arc::ptr_eq(&from, &to) {
                 // What the metadata server tells of a rename leaves out how many directories are left in the one that it came from.
                 let _ = from.inode.xattr(SUBDIRECTORIES, &mut [0; 32]);
@@ -263,7 +276,7 @@ impl Ceph {
         // forget, unless a change of its names was not stored before, or somebody looks in between.
         let _alone = self.known_names.write().unwrap_or_else(PoisonError::into_inner);
         self.synced(&replaced, || replaced.sync())?;
-        Self::changing(&[&from, &to], rename)?;
+        self.changing(&[&from, &to], rename)?;
         self.synced(&to.inode, || to.inode.sync())
     }
 

@@ -1,7 +1,7 @@
 //! Where CephFS is unlike a directory of the host.
 
 use crate::cluster::Cluster;
-use poolfs_ceph::{Ceph, MountError};
+use poolfs_ceph::{Ceph, MountError, Source};
 use poolfs_libservice::Libservice;
 use poolfs_libservice::types::{
     Caller, Errno, FileType, Name, NodeId, OpenFlags, RenameFlags, SeekTo, SetAttributes, SetTime, Timestamp,
@@ -30,7 +30,7 @@ fn write(layer: &Ceph, text: &str, content: &[u8]) -> NodeId {
 
 fn content(layer: &Ceph, node: NodeId) -> Vec<u8> {
     let handle = layer.open(&ROOT, node, OpenFlags::READ_ONLY).expect("open");
-    let mut buffer = vec![0; 64];
+    let mut buffer = vec![0; 16384];
     let count = layer.read(&ROOT, handle, 0, &mut buffer).expect("read");
     layer.release(handle);
     buffer.truncate(count);
@@ -227,4 +227,31 @@ fn a_read_only_one_refuses_every_change() {
     assert_eq!(layer.mkdir(&ROOT, NodeId::ROOT, name("f"), 0o755).expect_err("a name"), Errno::EEXIST);
     assert_eq!(layer.mkdir(&ROOT, NodeId::ROOT, name("g"), 0o755).expect_err("read-only"), Errno::EROFS);
     assert_eq!(layer.unlink(&ROOT, NodeId::ROOT, name("f")).expect_err("read-only"), Errno::EROFS);
+}
+
+/// The end of a file is looked at, and written at, in two steps.
+#[test]
+fn what_two_clients_append_to_one_file_is_all_there() {
+    const LINES: u64 = 150;
+    let cluster = Cluster::new();
+    let source = Source { keeps_content: true, ..cluster.source("/tests") };
+    let clients = [cluster.mounted(&source), cluster.mounted(&source)];
+    let _ = write(&clients[0], "f", b"");
+    std::thread::scope(|scope| {
+        for (number, client) in clients.iter().enumerate() {
+            scope.spawn(move || {
+                let line = [b'a' + number as u8; 20];
+                for _ in 0..LINES {
+                    let node = find(client, "f").expect("there");
+                    let flags = OpenFlags::WRITE_ONLY | OpenFlags::APPEND;
+                    let handle = client.open(&Caller::ROOT, node, flags).expect("opened");
+                    assert_eq!(client.write(&Caller::ROOT, handle, 0, &line).expect("written").count, line.len());
+                    client.release(handle);
+                }
+            });
+        }
+    });
+    let found = content(&clients[0], find(&clients[0], "f").expect("there"));
+    let lines = |byte: u8| found.chunks(20).filter(|line| line.iter().all(|one| *one == byte)).count() as u64;
+    assert_eq!((lines(b'a'), lines(b'b'), found.len() as u64), (LINES, LINES, 2 * 20 * LINES));
 }
