@@ -110,7 +110,7 @@ fn machine(site: &Site) -> Result<String> {
         "{} CPUs ({model}), Linux {}; a Ceph cluster on the same machine (one monitor, one OSD with BlueStore in memory, one metadata server{}); \
          medians of {rounds} rounds, each of which runs every system once, in turn",
         models.len(),
-        kernel.trim(),
+        kernel.trim().split('-').next().unwrap_or_default(),
         if is_installed("ceph-mgr") { ", one manager" } else { "" }
     ))
 }
