@@ -186,6 +186,7 @@ fn a_cluster_that_was_cut_off_goes_on_where_it_was() {
                 writer.wait_for(2);
             }
             cluster.cut_off(true);
+            // How long it is cut off is what the test is about; nothing is taken to have happened meanwhile.
             std::thread::sleep(Duration::from_secs(*length));
             cluster.cut_off(false);
         }

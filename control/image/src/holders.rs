@@ -105,8 +105,12 @@ impl ImageStore {
             other => other.map_err(failed)?,
         };
         let mut holders = Vec::new();
-        for entry in listed.take(HOLDERS_MAX) {
+        for (count, entry) in listed.enumerate() {
             let entry = entry.map_err(failed)?;
+            if count == HOLDERS_MAX {
+                // Whoever took a part for all of them would remove what others have.
+                return Err(failed(std::io::Error::other(format!("it has more than {HOLDERS_MAX} files"))));
+            }
             let id = entry.file_name().to_string_lossy().into_owned();
             if check_name(&id).is_ok() {
                 let description = read(&entry.path())?.unwrap_or_default().trim().to_owned();

@@ -233,7 +233,7 @@ impl Client {
             self.set(option, value.as_bytes())?;
         }
         // What is kept is kept above this layer, if something there does that.
-        self.set("client_oc", source.keeps_content.to_string().as_bytes())?;
+        self.set("client_oc", source.is_shared.to_string().as_bytes())?;
         for (option, bytes) in KEEPING {
             self.set(option, bytes.to_string().as_bytes())?;
         }

@@ -59,7 +59,7 @@ impl Ceph {
             known_names,
             client,
             read_only: source.read_only,
-            is_shared: source.keeps_content,
+            is_shared: source.is_shared,
             is_discarded,
             is_over,
         }))

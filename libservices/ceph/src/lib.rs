@@ -29,7 +29,7 @@
 //!
 //! Files without a name, `EXCHANGE` and `WHITEOUT` of a rename, holes that `seek` would find, and room that is reserved (`fallocate` without a
 //! mode). `NO_REPLACE` holds against others who use this layer, and not against other clients of the cluster. An append goes to
-//! the end that is there, against others who use this layer with [`Source::keeps_content`]; among others to the end that it has seen.
+//! the end that is there, against others who use this layer with [`Source::is_shared`]; among others to the end that it has seen.
 
 #![deny(unsafe_code)]
 

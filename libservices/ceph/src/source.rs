@@ -20,9 +20,9 @@ pub struct Source {
     pub holder: Option<String>,
     /// Refuse every change with `EROFS`.
     pub read_only: bool,
-    /// Have libcephfs keep content, in step with what other clients do, and write later: where nothing above this layer does. It takes up to
-    /// [`KEPT_BYTES`] of memory.
-    pub keeps_content: bool,
+    /// Others change the tree meanwhile, by this layer. Nothing above it keeps content then: libcephfs does, in step with the other clients, in up to
+    /// [`KEPT_BYTES`] of memory. Appends go to the end that is there, and changes of names and attributes are stored before they are answered.
+    pub is_shared: bool,
 }
 
 /// Most content that libcephfs keeps of one mount.

@@ -45,9 +45,9 @@ fn a_successor_takes_what_its_predecessor_has_and_fences_it() {
 }
 
 /// libcephfs answers such calls with success: it has thrown away what they were to make durable.
-fn nothing_is_called_durable_by_a_fenced_client(keeps_content: bool) {
+fn nothing_is_called_durable_by_a_fenced_client(is_shared: bool) {
     let cluster = Cluster::new();
-    let held = |holder: &str| Source { holder: Some(holder.to_owned()), keeps_content, ..cluster.source("/tests") };
+    let held = |holder: &str| Source { holder: Some(holder.to_owned()), is_shared, ..cluster.source("/tests") };
     let first = Ceph::mount(&held("one")).expect("mounted");
     let make = |name: &[u8]| {
         let name = Name::new(name).expect("a name");

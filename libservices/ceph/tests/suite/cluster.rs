@@ -55,14 +55,14 @@ impl Cluster {
         mounted
     }
 
-    /// A fresh directory, mounted; libcephfs keeps content of it or not.
-    pub fn fresh(&self, keeps_content: bool) -> Arc<Ceph> {
+    /// A fresh directory, mounted; others may change it meanwhile, or not.
+    pub fn fresh(&self, is_shared: bool) -> Arc<Ceph> {
         let name = format!("fresh-{}", self.made.fetch_add(1, Ordering::Relaxed));
         let first = self.mounted.lock().expect("no panic").first().map(Arc::clone);
         let root = first.unwrap_or_else(|| self.mount("/tests"));
         let made = root.mkdir(&Caller::ROOT, NodeId::ROOT, Name::new(name.as_bytes()).expect("a name"), 0o755);
         root.forget(made.expect("made").node, 1);
-        self.mounted(&Source { keeps_content, ..self.source(&format!("/tests/{name}")) })
+        self.mounted(&Source { is_shared, ..self.source(&format!("/tests/{name}")) })
     }
 }
 

@@ -14,9 +14,9 @@ const LACKING: [Capability; 5] = [
     Capability::ZeroRange,
 ];
 
-fn conforms(keeps_content: bool) {
+fn conforms(is_shared: bool) {
     let cluster = Cluster::new();
-    conformance::run_lacking(&|| cluster.fresh(keeps_content), &LACKING);
+    conformance::run_lacking(&|| cluster.fresh(is_shared), &LACKING);
 }
 
 #[test]
@@ -25,16 +25,16 @@ fn conformance() {
 }
 
 #[test]
-fn conformance_where_libcephfs_keeps_content() {
+fn conformance_where_others_change_the_tree() {
     conforms(true);
 }
 
 /// With these seeds.
-fn compare(keeps_content: bool, seeds: &[u64]) {
+fn compare(is_shared: bool, seeds: &[u64]) {
     const OPERATIONS: usize = 4000;
     let cluster = Cluster::new();
     for &seed in seeds {
-        let layer: Arc<dyn Libservice> = cluster.fresh(keeps_content);
+        let layer: Arc<dyn Libservice> = cluster.fresh(is_shared);
         let summary = Comparison::new(seed, OPERATIONS).lacking(&LACKING).run(layer);
         assert!(summary.succeeded > OPERATIONS / 3 && summary.refused > 0, "{summary:?}");
     }
@@ -47,6 +47,6 @@ fn random_operations() {
 }
 
 #[test]
-fn random_operations_where_libcephfs_keeps_content() {
+fn random_operations_where_others_change_the_tree() {
     compare(true, &[1, 2]);
 }

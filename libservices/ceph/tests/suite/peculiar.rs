@@ -234,7 +234,7 @@ fn a_read_only_one_refuses_every_change() {
 fn what_two_clients_append_to_one_file_is_all_there() {
     const LINES: u64 = 150;
     let cluster = Cluster::new();
-    let source = Source { keeps_content: true, ..cluster.source("/tests") };
+    let source = Source { is_shared: true, ..cluster.source("/tests") };
     let clients = [cluster.mounted(&source), cluster.mounted(&source)];
     let _ = write(&clients[0], "f", b"");
     std::thread::scope(|scope| {

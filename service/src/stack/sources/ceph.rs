@@ -39,7 +39,7 @@ impl CephDirectory {
             filesystem: access.filesystem.clone(),
             holder: access.holder.as_ref().map(|pool| holder(pool, path, access, read_only)),
             read_only,
-            keeps_content: used == Used::ByAnybody,
+            is_shared: used == Used::ByAnybody,
         };
         let lineage = Lineage { own: id(path), above };
         Self { name: name.to_owned(), tree, access: Arc::new(access.clone()), lineage, mounted: Mutex::default() }
@@ -202,7 +202,7 @@ impl Source for CephDirectory {
     }
 
     fn memory_bytes(&self) -> u64 {
-        CLIENT_BYTES + if self.tree.keeps_content { KEPT_BYTES } else { 0 }
+        CLIENT_BYTES + if self.tree.is_shared { KEPT_BYTES } else { 0 }
     }
 
     fn open(&self, _read_only: bool, _descriptors: &Arc<Descriptors>) -> Result<Arc<dyn Backend>, StackError> {
